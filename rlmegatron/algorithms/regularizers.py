@@ -1,0 +1,45 @@
+"""Owns the terms that are added to a policy loss: the entropy bonus and the pull towards the reference.
+
+In: per-token tensors and weights of one micro-batch; out: a `LossTerm`, whose total is a sum and already carries the
+coefficient. Must never import torch.distributed or the configuration.
+"""
+
+# T tokens
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlmegatron.algorithms.divergence import divergence
+from rlmegatron.algorithms.loss_term import LossTerm, mean_stat, weighted_sum
+from rlmegatron.algorithms.shapes import expect
+
+
+def entropy_bonus(*, entropy: Tensor, weights: Tensor, coef: float) -> LossTerm:
+    """-coef * sum of w H (arXiv 1707.06347, eq. 9); statistic `entropy`, its mean over counted tokens in nats.
+
+    entropy: [T] nats, of the distribution that each token was drawn from. weights: [T] from `token_weights`.
+
+    >>> float(entropy_bonus(entropy=torch.tensor([2.0, 4.0]), weights=torch.tensor([1.0, 0.5]), coef=0.5).total)
+    -2.0
+    """
+    expect("T", entropy=entropy, weights=weights)
+    return LossTerm(-coef * weighted_sum(entropy, weights), {"entropy": mean_stat(entropy, weights > 0)})
+
+
+def kl_penalty(*, logp: Tensor, ref_logp: Tensor, weights: Tensor, estimator: str, coef: float) -> LossTerm:
+    """coef * sum of w KL-hat (GRPO, arXiv 2402.03300, eq. 4 with k3); statistic `kl_ref`, its mean in nats per token.
+
+    logp (with gradient), ref_logp: [T] nats. weights: [T] from `token_weights`. `estimator`: see `divergence`.
+
+    >>> logp, ref_logp = torch.tensor([-1.0]), torch.tensor([-3.0])
+    >>> float(kl_penalty(logp=logp, ref_logp=ref_logp, weights=torch.ones(1), estimator="k2", coef=0.5).total)
+    1.0
+    """
+    expect("T", logp=logp, ref_logp=ref_logp, weights=weights)
+    counted = weights > 0
+    # Cut the others off before the estimator: the gradient of a NaN is NaN even at weight 0.
+    logp, ref_logp = (torch.where(counted, x, torch.zeros_like(x)) for x in (logp, ref_logp))
+    per_token = divergence(logp, ref_logp, estimator)
+    return LossTerm(coef * weighted_sum(per_token, weights), {"kl_ref": mean_stat(per_token, counted)})

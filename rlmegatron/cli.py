@@ -1,0 +1,279 @@
+"""The command line: reads a config, checks all that can be known without a device, then trains or reports.
+
+In: arguments. Out: an exit code (0 done, 1 failed, 2 the user's mistake). Must never import torch before training
+starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rlmegatron import __version__
+from rlmegatron.algorithms.table import TABLE
+from rlmegatron.config.estimate import smallest_world
+from rlmegatron.config.load import ConfigError, load
+from rlmegatron.config.model_card import ModelCard, read_model_card
+from rlmegatron.config.paths import path_problems
+from rlmegatron.config.report import check_report
+from rlmegatron.config.rules import problems, warnings
+from rlmegatron.config.schema import RunConfig
+from rlmegatron.config.schema_json import schema_text
+from rlmegatron.models.table import read_architecture
+from rlmegatron.rewards.table import resolve as resolve_reward
+
+USER_ERROR = 2
+RANK_0_SPEAKS_WITHIN_S = 5.0
+
+_OVERRIDES = """\
+overrides:
+  section.key=value       sets one key; the value is YAML, and the last one of a key wins
+  train.steps=20          rollout.stop_token_ids=[1,2]      critic.path=null
+  eval.sets.test=t.jsonl  rollout.engine_args.log_level=info
+  data.train='[{path: a.jsonl}, {path: b.jsonl, weight: 2}]'
+  Paths are relative to the working directory. yaml_configs/schema.json describes every key (editors can use it).
+"""
+_EXIT_CODES = """\
+exit codes:
+  0  done, or the check passed
+  1  the run failed
+  2  the configuration or the command line is wrong; nothing was started
+"""
+_TRAIN_EXAMPLES = """\
+examples:
+  torchrun --nproc-per-node 8 launch/train.py --config my.yaml
+  torchrun --nproc-per-node 2 launch/train.py --config my.yaml train.steps=20 actor.optimizer.lr=1e-6
+  python launch/train.py --config my.yaml --check
+  python launch/train.py --config my.yaml --check --ranks 512
+"""
+_MAIN_EXAMPLES = """\
+examples:
+  python -m rlmegatron doctor
+  python -m rlmegatron check --config my.yaml --ranks 64 parallel.tensor=8
+  python -m rlmegatron schema > yaml_configs/schema.json
+"""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A config that passed, and what was learnt on the way."""
+
+    cfg: RunConfig
+    card: ModelCard
+    critic_card: ModelCard | None
+    world_size: int
+    world_size_from: str
+    warnings: list[str]
+
+    def report(self) -> str:
+        """The text of `--check`."""
+        return check_report(
+            self.cfg,
+            world_size=self.world_size,
+            world_size_from=self.world_size_from,
+            card=self.card,
+            critic_card=self.critic_card,
+            warnings=self.warnings,
+        )
+
+
+def train_main(arguments: Sequence[str]) -> int:
+    """`launch/train.py`: train, or with --check only say what would be trained."""
+    parser = _train_parser()
+    given = _parse(parser, arguments)
+    if given.ranks is not None and not given.check:
+        parser.error("--ranks goes with --check; a run has as many ranks as torchrun starts")
+    return _reporting_mistakes(given.config, lambda: _check(given) if given.check else _train(given))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m rlmegatron`: the commands that need no torchrun."""
+    given = _parse(_main_parser(), arguments)
+    if given.command == "doctor":
+        from rlmegatron.platform.doctor import doctor
+
+        text, code = doctor()
+        print(text)
+        return code
+    if given.command == "schema":
+        print(schema_text(), end="")
+        return 0
+    return _reporting_mistakes(given.config, lambda: _check(given))
+
+
+def examine(path: str, overrides: Sequence[str], *, world_size: tuple[int, str] | None) -> Checked:
+    """Check everything that is known before a device is touched.
+
+    world_size: the number of ranks and where it came from; None takes the fewest that fit. Raises ConfigError with all
+    problems.
+    """
+    cfg = load(path, overrides)
+    found: list[str] = []
+    card = _card(found, lambda: read_model_card(cfg.model.path))
+    critic_path = cfg.critic.path if cfg.trains_critic else None
+    critic_card = _card(found, lambda: read_model_card(critic_path, key="critic.path")) if critic_path else None
+    size, size_from = world_size or (_smallest(cfg), "the fewest that fit; --ranks sets another number")
+    known = {f"algorithm.{kind}": names for kind, names in TABLE.items()}
+    found += problems(cfg, world_size=size, card=card, critic_card=critic_card, known=known)
+    found += path_problems(cfg)
+    for one in (card, critic_card):
+        if one is not None:
+            found += _refusal(partial(read_architecture, one.path))
+    found += _refusal(lambda: resolve_reward(cfg.reward.name, cfg.reward.args))
+    if found or card is None:
+        raise ConfigError(found)
+    return Checked(cfg, card, critic_card, size, size_from, warnings(cfg, world_size=size, card=card))
+
+
+def _check(given: argparse.Namespace) -> int:
+    world_size = None
+    if given.ranks is not None:
+        world_size = (given.ranks, "from --ranks")
+    elif "WORLD_SIZE" in os.environ:
+        world_size = (_environment_ranks(), "from WORLD_SIZE")
+    checked = examine(given.config, given.overrides, world_size=world_size)
+    if _speaks():
+        print(checked.report())
+    return 0
+
+
+def _train(given: argparse.Namespace) -> int:
+    world_size = (_environment_ranks(), "from torchrun") if "WORLD_SIZE" in os.environ else (1, "without torchrun")
+    checked = examine(given.config, given.overrides, world_size=world_size)
+    if _speaks():
+        for warning in checked.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+    from rlmegatron.trainer.run import main as run_training
+
+    return run_training(checked.cfg)
+
+
+def _reporting_mistakes(config: str, work: Callable[[], int]) -> int:
+    """Exit code of `work`; the user's mistakes are printed once, and every rank ends with the same code."""
+    try:
+        return work()
+    except ConfigError as error:
+        who = ""
+        if not _speaks():
+            # Rank 0 finds the same and is given the time to say so, for torchrun ends all ranks with the first. Who is
+            # still here after that found what rank 0 did not, such as a file that this node lacks.
+            time.sleep(RANK_0_SPEAKS_WITHIN_S)
+            who = f"rank {os.environ['RANK']}: "
+        count = len(error.problems)
+        heading = f"{who}{config}: {count} problem{'' if count == 1 else 's'}, nothing was started"
+        print("\n".join([heading, *(f"  {problem}" for problem in error.problems)]), file=sys.stderr)
+        return USER_ERROR
+
+
+def _speaks() -> bool:
+    """Whether this process is the one of the job that prints before ranks know each other."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _environment_ranks() -> int:
+    text = os.environ["WORLD_SIZE"]
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError([f"WORLD_SIZE: '{text}' in the environment is not allowed; use a whole number above 0"])
+    return int(text)
+
+
+def _smallest(cfg: RunConfig) -> int:
+    sizes = cfg.parallel
+    return smallest_world(tensor=sizes.tensor, pipeline=sizes.pipeline, engine_tensor=cfg.rollout.tensor)
+
+
+def _card(found: list[str], read: Callable[[], ModelCard]) -> ModelCard | None:
+    try:
+        return read()
+    except ConfigError as error:
+        found.extend(error.problems)
+        return None
+
+
+def _refusal(check: Callable[[], object]) -> list[str]:
+    """What a higher layer's own check says, if it refuses."""
+    try:
+        check()
+    except ValueError as error:
+        return str(error).splitlines()
+    return []
+
+
+def _train_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="launch/train.py",
+        description="Train a language model with reinforcement learning, on every rank that torchrun starts.",
+        epilog="\n".join((_TRAIN_EXAMPLES, _OVERRIDES, _EXIT_CODES)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_config(parser)
+    parser.add_argument("--check", action="store_true", help="validate, print the layout, and start nothing")
+    _add_ranks(parser)
+    return parser
+
+
+def _main_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rlmegatron",
+        description="Tools around a run; training itself is started by launch/train.py.",
+        epilog="\n".join((_MAIN_EXAMPLES, _EXIT_CODES)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser(
+        "doctor", help="what is installed here, and what each absence means (exit code 1: no run can start)"
+    )
+    commands.add_parser("schema", help="print the JSON schema of a config file")
+    check = commands.add_parser(
+        "check",
+        help="validate a config and print its layout, as launch/train.py --check does",
+        epilog="\n".join((_OVERRIDES, _EXIT_CODES)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_config(check)
+    _add_ranks(check)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, metavar="FILE", help="the YAML file of the run")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="section.key=value", help="settings on top of the file"
+    )
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ranks",
+        type=_num_ranks,
+        metavar="N",
+        help="number of ranks to check for; default: WORLD_SIZE, else the fewest that fit",
+    )
+
+
+def _num_ranks(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Like `parse_args`, but overrides may also stand after options that follow other overrides."""
+    given, rest = parser.parse_known_args(arguments)
+    for word in rest:
+        if word.startswith("-"):
+            name = word.lstrip("-").partition("=")[0]
+            hint = f"; an override has no dashes: {name}=VALUE" if "." in name else ""
+            parser.error(f"unknown option {word}{hint}")
+    if rest:
+        given.overrides = [*given.overrides, *rest]
+    return given

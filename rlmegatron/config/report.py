@@ -1,0 +1,201 @@
+"""The text of `--check`: who trains what where, which ranks form which engine, how a batch divides, memory per rank.
+
+In: a config whose rules hold, the world size and the model's card. Out: plain text. Must never import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlmegatron.config.estimate import Layout, layout_of, memory_of, spans
+from rlmegatron.config.model_card import ModelCard
+from rlmegatron.config.schema import RunConfig
+
+_MOST_RANKS_LISTED = 16
+_INDENT = "  "
+
+
+def check_report(
+    cfg: RunConfig,
+    *,
+    world_size: int,
+    world_size_from: str,
+    card: ModelCard,
+    critic_card: ModelCard | None = None,
+    warnings: Sequence[str] = (),
+) -> str:
+    """The whole report. `world_size_from` says where the number of ranks came from, as 'from --ranks'."""
+    layout = layout_of(cfg, world_size=world_size)
+    blocks = [
+        _heading(cfg, card, layout, world_size_from=world_size_from),
+        _models(cfg),
+        _ranks(layout, card) if world_size <= _MOST_RANKS_LISTED else _stages(layout, card),
+        _groups(layout),
+        _batch(cfg, layout),
+        _memory(cfg, layout, card, critic_card),
+    ]
+    if warnings:
+        blocks.append(["warnings", *(_INDENT + warning for warning in warnings)])
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _heading(cfg: RunConfig, card: ModelCard, layout: Layout, *, world_size_from: str) -> list[str]:
+    parameters = "parameters not known" if card.num_parameters is None else f"{card.num_parameters:,} parameters"
+    tied = "tied" if card.tied_embeddings else "untied"
+    return [
+        f"run     {cfg.name} in {cfg.directory}",
+        f"model   {card.path}: {card.architecture}, {parameters}",
+        f"        {card.num_layers} layers, hidden {card.hidden_size}, {card.num_heads} heads of {card.head_dim} over "
+        f"{card.num_kv_heads} KV heads, MLP {card.ffn_size}, vocabulary {card.vocab_size} ({tied}), "
+        f"{card.max_positions} positions",
+        f"world   {layout.world} {_plural('rank', layout.world)} ({world_size_from}) = TP {layout.tensor} x PP "
+        f"{layout.pipeline} x DP {layout.data}" + _options(cfg),
+    ]
+
+
+def _options(cfg: RunConfig) -> str:
+    options = []
+    if cfg.parallel.virtual_pipeline > 1:
+        options.append(f"VPP {cfg.parallel.virtual_pipeline}")
+    if cfg.parallel.sequence:
+        options.append("sequence parallelism")
+    if cfg.parallel.distributed_optimizer:
+        options.append("distributed optimizer")
+    if cfg.model.recompute != "none":
+        options.append(f"{cfg.model.recompute} recomputation")
+    return f", {', '.join(options)}" if options else ""
+
+
+def _models(cfg: RunConfig) -> list[str]:
+    algorithm, optimizer = cfg.algorithm, cfg.actor.optimizer
+    lines = [
+        "models, each cut alike over all ranks",
+        f"{_INDENT}actor      {cfg.model.dtype}, trained with {algorithm.advantage} / {algorithm.policy_loss} "
+        f"({algorithm.aggregation}), lr {optimizer.lr:g}, {optimizer.schedule}",
+    ]
+    if cfg.trains_critic:
+        warmup = f", alone for {cfg.critic.warmup_steps} steps" if cfg.critic.warmup_steps else ""
+        lines.append(
+            f"{_INDENT}critic     {cfg.model.dtype}, from {cfg.critic.path or cfg.model.path}, {algorithm.value_loss}, "
+            f"lr {cfg.critic.optimizer.lr:g}{warmup}"
+        )
+    if cfg.needs_reference:
+        kl = algorithm.kl
+        lines.append(
+            f"{_INDENT}reference  {cfg.model.dtype}, frozen, KL ({kl.estimator}) x {kl.coef:g} in the {kl.where}"
+        )
+    lines.append(f"{_INDENT}engine     {cfg.rollout.dtype or cfg.model.dtype}, SGLang, TP {cfg.rollout.tensor}")
+    return lines
+
+
+def _ranks(layout: Layout, card: ModelCard) -> list[str]:
+    rows = [("rank", "tp", "dp", "pp", "holds", "engine")]
+    for rank in range(layout.world):
+        at = layout.coordinates(rank)
+        engine = rank // layout.engine_tensor
+        owner = " (owns its server)" if rank == layout.engine_ranks(engine)[0] else ""
+        rows.append((str(rank), str(at.tp), str(at.dp), str(at.pp), _holds(layout, card, at.pp), f"{engine}{owner}"))
+    return ["ranks", *_table(rows)]
+
+
+def _stages(layout: Layout, card: ModelCard) -> list[str]:
+    rows = [("stage", "ranks", "holds")]
+    for stage in range(layout.pipeline):
+        ranks = layout.stage_ranks(stage)
+        rows.append((str(stage), f"{ranks[0]}-{ranks[-1]}", _holds(layout, card, stage)))
+    return ["pipeline stages", *_table(rows)]
+
+
+def _holds(layout: Layout, card: ModelCard, stage: int) -> str:
+    chunks = layout.stage_layers(stage, num_layers=card.num_layers)
+    layers = " + ".join(f"{c[0]}-{c[-1]}" if len(c) > 1 else str(c[0]) for c in chunks)
+    parts = [f"{_plural('layer', sum(map(len, chunks)))} {layers}"]
+    if stage == 0:
+        parts.insert(0, "embedding")
+    if stage == layout.pipeline - 1:
+        parts.append("output")
+    return ", ".join(parts)
+
+
+def _groups(layout: Layout) -> list[str]:
+    engines = [list(layout.engine_ranks(engine)) for engine in range(layout.num_engines)]
+    rows = [
+        (name, f"{len(groups)} of {len(groups[0])}:", spans(groups))
+        for name, groups in (
+            ("tensor parallel", layout.groups("tp")),
+            ("data parallel", layout.groups("dp")),
+            ("pipeline parallel", layout.groups("pp")),
+            ("engines", engines),
+        )
+    ]
+    return ["groups", *_table(rows)]
+
+
+def _batch(cfg: RunConfig, layout: Layout) -> list[str]:
+    rollout, train = cfg.rollout, cfg.train
+    samples = rollout.prompts_per_step * rollout.samples_per_prompt
+    longest = cfg.data.max_prompt_tokens + rollout.max_new_tokens
+    updates = train.mini_batches * train.epochs
+    per_update = samples // train.mini_batches
+    rows = [
+        ("samples", f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} = {samples}"),
+        (
+            "per engine",
+            f"about {samples / layout.num_engines:g} samples, at most {rollout.max_running_requests} at a time",
+        ),
+        ("updates", f"{train.epochs} x {train.mini_batches} = {updates}, of {per_update} samples each"),
+        (
+            "tokens",
+            f"at most {samples * longest:,} ({longest:,} a sample), micro-batches of {train.micro_batch_tokens:,}",
+        ),
+        (
+            "whole run",
+            f"{train.steps} steps, {train.steps * samples:,} samples, {train.steps * updates:,} optimizer steps",
+        ),
+    ]
+    return ["each step", *_table(rows)]
+
+
+def _memory(cfg: RunConfig, layout: Layout, card: ModelCard, critic_card: ModelCard | None) -> list[str]:
+    if card.num_parameters is None or (critic_card is not None and critic_card.num_parameters is None):
+        return [f"memory of one rank: not estimated for {card.architecture}"]
+    rows: list[tuple[str, ...]] = [
+        ("stage", "weights", "grads", "optimizer", "reference", "critic", "activations", "logits", "sum")
+    ]
+    engine = ""
+    for stage in _different_stages(layout):
+        memory = memory_of(cfg, layout, card, stage, critic_card=critic_card)
+        parts = (memory.weights, memory.gradients, memory.optimizer, memory.reference, memory.critic)
+        sizes = (*parts, memory.activations, memory.logits, memory.training)
+        rows.append((str(stage), *(in_units(size) for size in sizes)))
+        cache = f"sized from mem_fraction {cfg.rollout.mem_fraction:g}"
+        if memory.kv_cache is not None:
+            cache = in_units(memory.kv_cache)
+        engine = f"{_INDENT}while it generates: engine weights {in_units(memory.engine)}, KV cache {cache}"
+    return ["memory of one rank, estimated (activations roughly)", *_table(rows), engine]
+
+
+def _different_stages(layout: Layout) -> list[int]:
+    """The first, second and last stage: those between are like the second, with fewer micro-batches in flight."""
+    return sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
+
+
+def in_units(size: int) -> str:
+    """Bytes as text with a binary unit: 1536 is '1.5 KiB'."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        _INDENT + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"

@@ -1,0 +1,296 @@
+"""What must hold between the sections of a config, the model and the world, all of it reported at once.
+
+In: the config, the world size and the model's card, where known. Out: one line per broken rule, and one per legal
+choice that is probably not meant. Must never import torch, nor look at files (`paths.py` does).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+from rlmegatron.config.estimate import padded_vocab, smallest_world
+from rlmegatron.config.model_card import ModelCard
+from rlmegatron.config.schema import OptimizerConfig, RunConfig
+
+_OWN_FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+_NUM_LISTED = 12
+
+
+def problems(
+    cfg: RunConfig,
+    *,
+    world_size: int | None,
+    card: ModelCard | None,
+    critic_card: ModelCard | None = None,
+    known: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
+    """Every rule that `cfg` breaks, one line each; an empty list means that none is.
+
+    world_size: ranks of the run, None if not known. card: the model, None if it could not be read. critic_card: the
+    model at critic.path, if that is given. known: names by the config key that takes one, such as 'reward.name', from
+    tables that lie in higher layers.
+    """
+    found = [*_parallel(cfg), *_batch(cfg), *_lengths(cfg), *_algorithm(cfg), *_optimizer(cfg), *_sampling(cfg)]
+    if world_size is not None:
+        found += _world(cfg, world_size)
+    if card is not None:
+        found += [*_cuts(cfg, card, "model.path"), *_text(cfg, card), *_engine(cfg, card), *_positions(cfg, card)]
+    if card is not None and critic_card is not None:
+        found += _critic(cfg, card, critic_card)
+    for key, names in (known or {}).items():
+        found += _name(key, _value_at(cfg, key), names)
+    return found
+
+
+def warnings(cfg: RunConfig, *, world_size: int | None, card: ModelCard | None) -> list[str]:
+    """Legal choices that are rarely meant, one line each with what they do."""
+    found = [*_skewed_sampling(cfg), *_idle_parts(cfg), *_short_run(cfg)]
+    if world_size is not None and world_size % cfg.rollout.tensor == 0:
+        num_engines = world_size // cfg.rollout.tensor
+        if cfg.rollout.prompts_per_step < num_engines:
+            found.append(
+                f"rollout.prompts_per_step: {cfg.rollout.prompts_per_step} prompts for {num_engines} engines: some "
+                "engines get none"
+            )
+    if card is not None:
+        rows = padded_vocab(card.vocab_size, tensor=cfg.parallel.tensor)
+        if rows > 2 * card.vocab_size:
+            found.append(
+                f"parallel.tensor: {cfg.parallel.tensor} pads the vocabulary from {card.vocab_size} to {rows} rows"
+            )
+    return found
+
+
+def _parallel(cfg: RunConfig) -> Iterator[str]:
+    sizes = cfg.parallel
+    if sizes.sequence and sizes.tensor == 1:
+        yield "parallel.sequence: true needs parallel.tensor above 1; it is 1"
+    if sizes.virtual_pipeline > 1 and sizes.pipeline == 1:
+        yield (
+            f"parallel.virtual_pipeline: {sizes.virtual_pipeline} needs parallel.pipeline above 1 (it interleaves "
+            "stages); it is 1"
+        )
+
+
+def _world(cfg: RunConfig, world_size: int) -> Iterator[str]:
+    tensor, pipeline, engine = cfg.parallel.tensor, cfg.parallel.pipeline, cfg.rollout.tensor
+    smallest = smallest_world(tensor=tensor, pipeline=pipeline, engine_tensor=engine)
+    if world_size % (tensor * pipeline):
+        yield (
+            f"world size: {world_size} is not a multiple of parallel.tensor x parallel.pipeline "
+            f"({tensor} x {pipeline} = {tensor * pipeline}); use a multiple of {smallest} ranks"
+        )
+        return
+    if world_size % engine:
+        yield f"rollout.tensor: {engine} does not divide the world size ({world_size}); use {_divisors(world_size)}"
+    yield from _shares(cfg, num_replicas=world_size // (tensor * pipeline))
+
+
+def _shares(cfg: RunConfig, *, num_replicas: int) -> Iterator[str]:
+    """Every data-parallel rank needs a sample in every mini-batch."""
+    samples, parts = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt, cfg.train.mini_batches
+    if samples < num_replicas:
+        yield (
+            f"rollout.prompts_per_step: {samples} samples per step are fewer than the {num_replicas} data-parallel "
+            f"ranks; use at least {-(-num_replicas // cfg.rollout.samples_per_prompt)} prompts"
+        )
+    elif samples // parts < num_replicas:
+        yield (
+            f"train.mini_batches: {parts} mini-batches of {samples // parts} samples leave some of the {num_replicas} "
+            f"data-parallel ranks without one; use at most {samples // num_replicas}"
+        )
+
+
+def _batch(cfg: RunConfig) -> Iterator[str]:
+    samples = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
+    parts = cfg.train.mini_batches
+    if samples % parts:
+        yield (
+            f"train.mini_batches: {parts} does not divide rollout.prompts_per_step x rollout.samples_per_prompt "
+            f"({samples}); use {_divisors(samples)}"
+        )
+
+
+def _lengths(cfg: RunConfig) -> Iterator[str]:
+    needed = cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens
+    if cfg.context_length < needed:
+        yield (
+            f"rollout.context_length: {cfg.context_length} is shorter than data.max_prompt_tokens + "
+            f"rollout.max_new_tokens ({needed}); use at least {needed}, or null"
+        )
+    cache = cfg.rollout.max_total_tokens
+    if cache is not None and cache < needed:
+        yield (
+            f"rollout.max_total_tokens: a KV cache of {cache} tokens does not hold one sample "
+            f"(data.max_prompt_tokens + rollout.max_new_tokens); use at least {needed}, or null"
+        )
+
+
+def _algorithm(cfg: RunConfig) -> Iterator[str]:
+    if cfg.algorithm.advantage == "grpo" and cfg.rollout.samples_per_prompt < 2:
+        yield (
+            "rollout.samples_per_prompt: 1 leaves algorithm.advantage 'grpo' no group to compare with (every advantage "
+            "would be 0); use at least 2"
+        )
+    if cfg.trains_critic:
+        return
+    why = f"but algorithm.advantage '{cfg.algorithm.advantage}' trains no critic; remove it, or use 'gae'"
+    if cfg.critic.warmup_steps:
+        yield f"critic.warmup_steps: {cfg.critic.warmup_steps} is given, {why}"
+    if cfg.critic.path is not None:
+        yield f"critic.path: {cfg.critic.path} is given, {why}"
+
+
+def _optimizers(cfg: RunConfig) -> dict[str, OptimizerConfig]:
+    used = {"actor.optimizer": cfg.actor.optimizer}
+    if cfg.trains_critic:
+        used["critic.optimizer"] = cfg.critic.optimizer
+    return used
+
+
+def _optimizer(cfg: RunConfig) -> Iterator[str]:
+    for where, optimizer in _optimizers(cfg).items():
+        if any(not 0 <= beta < 1 for beta in optimizer.betas):
+            yield f"{where}.betas: {list(optimizer.betas)} is not allowed; use numbers of at least 0 and below 1"
+        if optimizer.schedule != "constant" and optimizer.min_lr > optimizer.lr:
+            lr = f"{optimizer.lr:g}"
+            yield f"{where}.min_lr: {optimizer.min_lr:g} is above {where}.lr ({lr}); use at most {lr}"
+
+
+def _short_run(cfg: RunConfig) -> Iterator[str]:
+    if cfg.trains_critic and cfg.critic.warmup_steps >= cfg.train.steps:
+        yield (
+            f"critic.warmup_steps: {cfg.critic.warmup_steps} of {cfg.train.steps} steps leave none that updates the "
+            "policy"
+        )
+    num_updates = cfg.train.steps * cfg.train.mini_batches * cfg.train.epochs
+    for where, optimizer in _optimizers(cfg).items():
+        if optimizer.warmup_steps >= num_updates:
+            yield (
+                f"{where}.warmup_steps: the run's {num_updates} optimizer steps (train.steps x train.epochs x "
+                f"train.mini_batches) end before these {optimizer.warmup_steps}, below the peak learning rate"
+            )
+
+
+def _sampling(cfg: RunConfig) -> Iterator[str]:
+    if cfg.rollout.top_k != -1 and cfg.rollout.top_k < 1:
+        yield f"rollout.top_k: {cfg.rollout.top_k} is not allowed; use at least 1, or -1 to turn it off"
+    if any(token < 0 for token in cfg.rollout.stop_token_ids):
+        yield f"rollout.stop_token_ids: {list(cfg.rollout.stop_token_ids)} holds a negative id"
+
+
+def _cuts(cfg: RunConfig, card: ModelCard, owner: str) -> Iterator[str]:
+    """Whether the model that `owner` names can be cut as `parallel` says; a KV head is never split between ranks."""
+    tensor, of = cfg.parallel.tensor, "" if owner == "model.path" else f" of {owner}"
+    for name, count in (
+        ("num_attention_heads", card.num_heads),
+        ("num_key_value_heads", card.num_kv_heads),
+        ("intermediate_size", card.ffn_size),
+    ):
+        if count % tensor:
+            yield f"parallel.tensor: {tensor} does not divide {name}{of} ({count}); use {_divisors(count)}"
+    pipeline, chunks = cfg.parallel.pipeline, cfg.parallel.virtual_pipeline
+    layers, per_stage = card.num_layers, card.num_layers // pipeline
+    if layers % pipeline:
+        yield f"parallel.pipeline: {pipeline} does not divide num_hidden_layers{of} ({layers}); use {_divisors(layers)}"
+    elif per_stage % chunks:
+        yield (
+            f"parallel.virtual_pipeline: {chunks} does not divide the {per_stage} layers of a pipeline stage{of}; use "
+            f"{_divisors(per_stage)}"
+        )
+
+
+def _critic(cfg: RunConfig, card: ModelCard, critic_card: ModelCard) -> Iterator[str]:
+    yield from _cuts(cfg, critic_card, "critic.path")
+    if critic_card.vocab_size < card.vocab_size:
+        yield (
+            f"critic.path: a vocabulary of {critic_card.vocab_size} does not hold the token ids of model.path "
+            f"({card.vocab_size}); use a critic with the same tokenizer"
+        )
+
+
+def _text(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
+    if cfg.data.chat_template and not card.has_chat_template:
+        yield (
+            f"data.chat_template: true, but the tokenizer in {card.path} has no chat template; set "
+            "data.chat_template=false"
+        )
+    outside = [token for token in cfg.rollout.stop_token_ids if token >= card.vocab_size]
+    if outside:
+        yield f"rollout.stop_token_ids: {outside} lie outside the vocabulary; use ids below {card.vocab_size}"
+
+
+def _engine(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
+    tensor = cfg.rollout.tensor
+    for name, count in (("num_attention_heads", card.num_heads), ("intermediate_size", card.ffn_size)):
+        if count % tensor:
+            yield f"rollout.tensor: {tensor} does not divide {name} ({count}); use {_divisors(count)}"
+    kv = card.num_kv_heads
+    if kv % tensor and tensor % kv:
+        yield (
+            f"rollout.tensor: {tensor} neither divides num_key_value_heads ({kv}) nor is a multiple of it, as SGLang "
+            "needs; use " + _listed([size for size in range(1, card.num_heads + 1) if not (kv % size and size % kv)])
+        )
+
+
+def _positions(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
+    if cfg.context_length > card.max_positions:
+        key = "data.max_prompt_tokens + rollout.max_new_tokens"
+        if cfg.rollout.context_length is not None:
+            key = "rollout.context_length"
+        yield f"{key}: {cfg.context_length} exceeds the model's max_position_embeddings ({card.max_positions})"
+
+
+def _name(key: str, name: str, names: Collection[str]) -> Iterator[str]:
+    if name in names or _OWN_FUNCTION.match(name):
+        return
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else f"use {_listed(sorted(names))}, or 'package.module:function'"
+    yield f"{key}: '{name}' is not known; {hint}"
+
+
+def _value_at(cfg: RunConfig, key: str) -> str:
+    value: object = cfg
+    for part in key.split("."):
+        value = getattr(value, part)
+    assert isinstance(value, str), f"{key} does not hold a name"
+    return value
+
+
+def _skewed_sampling(cfg: RunConfig) -> Iterator[str]:
+    for name, value, off in (("top_p", cfg.rollout.top_p, 1.0), ("top_k", cfg.rollout.top_k, -1)):
+        if value != off:
+            yield (
+                f"rollout.{name}: {value} cuts the distribution that answers are drawn from, while the learner's "
+                f"log-probabilities are those of the whole one: the policy ratio is biased; {off:g} turns it off"
+            )
+
+
+def _idle_parts(cfg: RunConfig) -> Iterator[str]:
+    kl = cfg.algorithm.kl
+    if kl.where != "none" and kl.coef == 0:
+        yield (
+            f"algorithm.kl.coef: 0 with algorithm.kl.where '{kl.where}': the reference model is built and scored at "
+            "every step, and only reports the divergence"
+        )
+    if cfg.eval.every and not cfg.eval.sets:
+        yield f"eval.every: {cfg.eval.every} has no effect without eval.sets"
+    if cfg.algorithm.clip_low > cfg.algorithm.clip_high:
+        yield (
+            f"algorithm.clip_low: {cfg.algorithm.clip_low:g} is wider than algorithm.clip_high "
+            f"({cfg.algorithm.clip_high:g}), which lets probabilities fall faster than they rise"
+        )
+
+
+def _divisors(count: int) -> str:
+    return _listed([size for size in range(1, count + 1) if count % size == 0])
+
+
+def _listed(values: list[int] | list[str]) -> str:
+    """'1, 2 or 4'; of many the first ones and the last."""
+    shown = [str(value) for value in values]
+    if len(shown) > _NUM_LISTED:
+        shown = [*shown[: _NUM_LISTED - 1], "...", shown[-1]]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"

@@ -1,0 +1,347 @@
+"""The configuration of a run: one frozen, strict record per section, one sentence under every field.
+
+In: plain values from YAML. Out: `RunConfig`. Must never import torch or any other package of ours; rules that span
+sections live in `rules.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Many = Field(default=(), strict=False)
+
+
+class Section(BaseModel):
+    """Frozen, strict, and closed: an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """Which model is trained."""
+
+    path: str
+    """Hugging Face directory (config.json, safetensors, tokenizer) that the actor, reference and critic start from."""
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    """Type of the weights and activations in training; the optimizer keeps fp32 main weights either way."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activation recomputation: none, only core attention, or every layer."""
+    attention_chunk: Positive = 4096
+    """Tokens per padded bucket when packed attention runs without a fused kernel (CPU, or no Transformer Engine)."""
+    logprob_chunk: Positive = 1024
+    """Tokens whose logits exist at the same time in the output layer, which bounds its peak memory."""
+
+
+class ParallelConfig(Section):
+    """How the training model is cut; data parallelism is what remains of the world."""
+
+    tensor: Positive = 1
+    """Tensor-parallel size (TP)."""
+    pipeline: Positive = 1
+    """Pipeline-parallel size (PP)."""
+    virtual_pipeline: Positive = 1
+    """Model chunks per pipeline stage (VPP, interleaved schedule); 1 turns it off."""
+    sequence: bool = False
+    """Sequence parallelism: activations between tensor-parallel regions are cut along the sequence; needs tensor > 1."""
+    distributed_optimizer: bool = True
+    """Shard optimizer state over data-parallel ranks."""
+
+
+class OptimizerConfig(Section):
+    """AdamW with warm-up and a decay."""
+
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    min_lr: NonNegativeFloat = 0.0
+    """Learning rate at the end of the decay; ignored for a constant schedule."""
+    warmup_steps: NonNegative = 0
+    """Optimizer steps of linear warm-up from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the decay after warm-up, over the optimizer steps of the whole run."""
+    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
+    """Adam's exponential decay rates."""
+    eps: PositiveFloat = 1e-8
+    """Adam's denominator offset."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay; norms and biases are exempt."""
+    clip_grad: NonNegativeFloat = 1.0
+    """Global gradient-norm bound; 0 turns clipping off."""
+
+
+class ActorConfig(Section):
+    """The policy being trained."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The policy's optimizer."""
+
+
+class CriticConfig(Section):
+    """The value model of PPO, used when algorithm.advantage is 'gae'."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(lr=5e-6)
+    """The critic's optimizer."""
+    warmup_steps: NonNegative = 0
+    """First steps of the run in which only the critic is updated."""
+    path: str | None = None
+    """Hugging Face directory whose body initialises the critic; None means model.path. The value head starts at zero."""
+
+
+class RolloutConfig(Section):
+    """How answers are generated."""
+
+    prompts_per_step: Positive = 64
+    """Distinct prompts drawn for each step."""
+    samples_per_prompt: Positive = 8
+    """Answers sampled per prompt (the group of GRPO)."""
+    max_new_tokens: Positive = 1024
+    """Longest answer in tokens, EOS included; a longer one is cut and its finish reason is 'length'."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; the learner's log-probabilities use the same."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling bound; 1 turns it off."""
+    top_k: int = -1
+    """Sample from the k most likely tokens; -1 turns it off."""
+    stop_token_ids: tuple[int, ...] = Many
+    """Token ids that end an answer besides the model's EOS tokens."""
+    tensor: Positive = 1
+    """Ranks per engine (the engine's TP); it must divide the world size."""
+    dtype: Literal["bf16", "fp32"] | None = None
+    """Type of the engine's weights; None means model.dtype."""
+    context_length: Positive | None = None
+    """Longest prompt plus answer the engine accepts; None means data.max_prompt_tokens + max_new_tokens."""
+    max_running_requests: Positive = 256
+    """Requests an engine decodes at the same time."""
+    max_total_tokens: Positive | None = None
+    """Size of the KV cache in tokens; None lets the engine size it from mem_fraction."""
+    mem_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.7
+    """Share of the device that the engine may use for weights and KV cache while it is awake."""
+    concurrency: Positive = 512
+    """Requests a client keeps in flight to one engine."""
+    request_timeout_s: PositiveFloat = 600.0
+    """Longest wait for one answer before the request counts as failed."""
+    startup_timeout_s: PositiveFloat = 600.0
+    """Longest wait for an engine to become healthy."""
+    retries: NonNegative = 2
+    """How often a request that failed for a transient reason is sent again."""
+    on_engine_death: Literal["stop", "restart"] = "stop"
+    """When an engine dies: stop the run, or restart it once, publish the weights again and go on."""
+    engine_args: Annotated[dict[str, str | int | float | bool], Field(strict=False)] = {}
+    """Further SGLang server arguments, by their Python names (see SGLang's ServerArgs); they override ours."""
+
+
+class DataSource(Section):
+    """One file of prompts."""
+
+    path: str
+    """JSONL or Parquet file."""
+    weight: PositiveFloat = 1.0
+    """Share of the draws relative to the other files."""
+
+
+class DataConfig(Section):
+    """Where prompts come from."""
+
+    train: Annotated[tuple[DataSource, ...], Field(strict=False, min_length=1)]
+    """Files of training prompts."""
+    prompt_key: str = "prompt"
+    """Column that holds the prompt: a string, or a list of chat messages with 'role' and 'content'."""
+    chat_template: bool = True
+    """Render chat messages (and, as one user turn, string prompts) with the tokenizer's template; False feeds strings as they are."""
+    max_prompt_tokens: Positive = 1024
+    """Prompts longer than this are dropped, and counted on the console."""
+    shuffle: bool = True
+    """Draw each file in a new order every epoch, decided by the seed alone."""
+
+
+class RewardConfig(Section):
+    """How answers are judged."""
+
+    name: str = "exact_answer"
+    """A name from rlmegatron/rewards/table.py, or 'package.module:function'."""
+    args: Annotated[dict[str, str | int | float | bool | None], Field(strict=False)] = {}
+    """Keyword arguments of the reward, checked against its signature at start."""
+    timeout_s: PositiveFloat = 30.0
+    """Longest time one answer's judgement may take."""
+    workers: Positive = 8
+    """Answers judged at the same time."""
+    on_error: Literal["stop", "score"] = "stop"
+    """When a reward raises or times out: stop and name the sample, or give it error_score and count it."""
+    error_score: float = 0.0
+    """Reward of a sample whose judgement failed, when on_error is 'score'."""
+
+
+class KLConfig(Section):
+    """The pull towards the reference model."""
+
+    where: Literal["none", "reward", "loss"] = "none"
+    """Charge the divergence per token in the reward, add its mean to the loss, or leave it out (no reference is built)."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Per-token estimator of the divergence (Schulman 2020): k1 = logp - ref, k2 = its square / 2, k3 = exp(-k1) - 1 + k1."""
+    coef: NonNegativeFloat = 0.001
+    """Weight of the divergence."""
+
+
+class AlgorithmConfig(Section):
+    """How rewards become gradients; names come from rlmegatron/algorithms/table.py or are 'package.module:function'."""
+
+    advantage: str = "grpo"
+    """Advantage estimator: 'grpo' (group-normalised reward) or 'gae' (PPO, trains a critic)."""
+    normalize_std: bool = True
+    """GRPO: divide by the group's standard deviation."""
+    gamma: Fraction = 1.0
+    """GAE: discount per token."""
+    lam: Fraction = 0.95
+    """GAE: bias-variance trade-off."""
+    whiten: bool = True
+    """GAE: give the advantages of the whole batch mean 0 and standard deviation 1."""
+    policy_loss: str = "ppo_clip"
+    """Policy loss."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Lower clip distance of the probability ratio: it is not pushed below 1 - clip_low."""
+    clip_high: PositiveFloat = 0.2
+    """Upper clip distance of the probability ratio: it is not pushed above 1 + clip_high."""
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """Mean over all tokens of the global mini-batch, or over each sequence first and then over sequences."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+    value_loss: str = "clipped_value"
+    """Value loss of the critic."""
+    value_clip: PositiveFloat | None = 0.2
+    """Largest move of a value from the one before the update that still earns a gradient; None turns clipping off."""
+    kl: KLConfig = KLConfig()
+    """Divergence from the reference model."""
+
+
+class TrainConfig(Section):
+    """The schedule of updates."""
+
+    steps: Positive
+    """Rollout steps of the run; 'done' means this many, also after a resume."""
+    mini_batches: Positive = 1
+    """Optimizer steps per pass over a rollout batch."""
+    epochs: Positive = 1
+    """Passes over a rollout batch."""
+    micro_batch_tokens: Positive = 16384
+    """Tokens of one packed micro-batch (prompt and answer); a single longer sample gets a micro-batch of its own."""
+    resume: Literal["auto", "never"] = "auto"
+    """'auto' goes on from the newest whole checkpoint of the run directory; 'never' refuses a directory that has one."""
+    collective_timeout_s: PositiveFloat = 1800.0
+    """Longest wait in one collective before the job counts as hung."""
+
+
+class EvalConfig(Section):
+    """Held-out evaluation; every prompt of every set counts."""
+
+    sets: Annotated[dict[str, str], Field(strict=False)] = {}
+    """Name to JSONL or Parquet file, with the same columns as the training data."""
+    every: NonNegative = 0
+    """Steps between evaluations; 0 evaluates only at the start and the end."""
+    at_start: bool = True
+    """Evaluate before the first step."""
+    samples: NonNegative = 0
+    """Sampled answers per prompt at rollout.temperature, besides the greedy one."""
+    accuracy_threshold: float = 0.5
+    """An answer whose reward is at least this counts as correct."""
+
+
+class CheckpointConfig(Section):
+    """What is kept of a run."""
+
+    every: NonNegative = 0
+    """Steps between checkpoints; 0 saves only at the end."""
+    keep: Positive = 2
+    """Newest checkpoints kept."""
+    export: bool = True
+    """Write the final policy as a Hugging Face directory under export/."""
+    export_dtype: Literal["bf16", "fp32"] | None = None
+    """Type of the exported weights; None means model.dtype."""
+
+
+class WeightSyncConfig(Section):
+    """How new weights reach the engines."""
+
+    transport: Literal["auto", "hf_stream"] = "auto"
+    """'hf_stream' gathers Hugging Face tensors bucket by bucket; 'auto' takes the fastest one that the layout permits."""
+    bucket_mb: Positive = 512
+    """Size of one bucket in MiB."""
+    verify: bool = True
+    """Compare a checksum of every parameter between the learner and every engine rank after each publish."""
+
+
+class LoggingConfig(Section):
+    """Where metrics go besides metrics.jsonl."""
+
+    console: bool = True
+    """One line per step on the console."""
+    tensorboard: bool = True
+    """Write event files to tensorboard/."""
+    wandb_project: str | None = None
+    """Weights & Biases project; nothing is sent unless it is set."""
+    mlflow_uri: str | None = None
+    """MLflow tracking URI; nothing is sent unless it is set."""
+    rollout_samples: NonNegative = 64
+    """Sampled answers written to rollouts/ per step; 0 writes none."""
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Name of the run, also of its directory."""
+    run_dir: str | None = None
+    """Directory of the run; None means runs/<name>."""
+    seed: NonNegative = 1
+    """Seed of everything random."""
+    model: ModelConfig
+    """Which model is trained."""
+    parallel: ParallelConfig = ParallelConfig()
+    """How the training model is cut."""
+    actor: ActorConfig = ActorConfig()
+    """The policy being trained."""
+    critic: CriticConfig = CriticConfig()
+    """The value model of PPO."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How answers are generated."""
+    data: DataConfig
+    """Where prompts come from."""
+    reward: RewardConfig = RewardConfig()
+    """How answers are judged."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """How rewards become gradients."""
+    train: TrainConfig
+    """The schedule of updates."""
+    eval: EvalConfig = EvalConfig()
+    """Held-out evaluation."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What is kept of a run."""
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    """How new weights reach the engines."""
+    logging: LoggingConfig = LoggingConfig()
+    """Where metrics go."""
+
+    @property
+    def directory(self) -> str:
+        """The run directory."""
+        return self.run_dir or f"runs/{self.name}"
+
+    @property
+    def trains_critic(self) -> bool:
+        """Whether the advantage needs values."""
+        return self.algorithm.advantage == "gae"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a frozen reference model is built."""
+        return self.algorithm.kl.where != "none"
+
+    @property
+    def context_length(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        return self.rollout.context_length or self.data.max_prompt_tokens + self.rollout.max_new_tokens

@@ -1,0 +1,89 @@
+"""What a reward sees and what it returns: the `Answer` record and the two outcomes of judging one.
+
+In: a prompt and one sample of it. Out: an `Answer` for the reward function, and its return value as a checked `Score`.
+Must never import torch or any package of ours but `types`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlmegatron.types import FinishReason, Prompt, Sample
+
+RewardValue = float | Mapping[str, float]
+RewardFunction = Callable[..., RewardValue | Awaitable[RewardValue]]
+"""`reward(answer: Answer, **args)`: a number, or a mapping with 'reward' (the total) and further parts to log."""
+
+RESERVED_PART = "error"
+"""Part under which the judge counts failed judgements; a reward may not return it."""
+
+
+class RewardError(RuntimeError):
+    """Judging failed; the message names the sample, or the reward's process if no sample is to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer as a reward function sees it."""
+
+    prompt: str
+    """Text of the prompt as the model read it, template included."""
+    response: str
+    """Text of the answer."""
+    token_ids: tuple[int, ...]
+    """Tokens of the answer; the last one is an EOS when `finish_reason` is "stop"."""
+    finish_reason: FinishReason
+    """Why generation ended: "stop" (EOS), "length" (cut off) or "abort"."""
+    row: Mapping[str, Any]
+    """The data row that the prompt came from, every column of it."""
+
+    @classmethod
+    def of(cls, prompt: Prompt, sample: Sample) -> Answer:
+        """The answer that `sample` gives to `prompt`."""
+        return cls(prompt.text, sample.text, sample.token_ids, sample.finish_reason, prompt.row)
+
+    def column(self, key: str, *, argument: str) -> Any:
+        """Value of one column of the row; `argument` is the reward argument that names it, for the error message."""
+        if key not in self.row:
+            found = ", ".join(repr(name) for name in self.row)
+            raise ValueError(f"the row has no column {key!r}; it has {found} (set reward.args.{argument})")
+        return self.row[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A judgement: the total, and the parts that are only logged."""
+
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A judgement that did not come about; `reason` is one line and may be followed by a traceback."""
+
+    reason: str
+
+
+def as_score(value: object) -> Score:
+    """The return value of a reward function as a `Score`; raises ValueError for anything but finite numbers."""
+    if not isinstance(value, Mapping):
+        return Score(_number(value, what="the reward"))
+    if "reward" not in value:
+        raise ValueError(f"the reward returned a mapping without 'reward' (the total): {sorted(map(str, value))}")
+    if RESERVED_PART in value:
+        raise ValueError(f"the reward returned a part named {RESERVED_PART!r}, a name that counts failed judgements")
+    parts = {str(key): _number(part, what=f"part {key!r}") for key, part in value.items()}
+    return Score(parts.pop("reward"), parts)
+
+
+def _number(value: object, *, what: str) -> float:
+    if not isinstance(value, numbers.Real):
+        raise ValueError(f"{what} is {value!r:.80} of type {type(value).__name__}, must be a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{what} is {value}, must be a finite number")
+    return float(value)

@@ -1,0 +1,183 @@
+"""The table of rewards, and `resolve`, which turns a name and its arguments into a checked `Reward`.
+
+In: a table name, 'combine', or 'package.module:function', with scalar arguments. Out: a `Reward`, or a ValueError that
+names the argument. Must never import torch; user modules are found on sys.path and in the working directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Literal
+
+from rlmegatron.rewards.api import Answer, RewardFunction
+from rlmegatron.rewards.combine import WeightedReward, split_parts, weighted_sum
+from rlmegatron.rewards.exact import exact_answer
+from rlmegatron.rewards.length import check_overlong, overlong
+from rlmegatron.rewards.numeric import check_numeric_answer, numeric_answer
+from rlmegatron.rewards.pattern import check_regex, regex
+from rlmegatron.rewards.structure import check_tagged_format, tagged_format
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the table."""
+
+    function: RewardFunction
+    is_linear: bool = True
+    """Takes time linear in the response, so the judge may call it in its own process, without a time-out."""
+    check: Callable[..., None] | None = None
+    """Raises ValueError for arguments of the right type with a wrong value."""
+
+
+REWARDS: dict[str, Entry] = {
+    "exact_answer": Entry(exact_answer),
+    "numeric_answer": Entry(numeric_answer, check=check_numeric_answer),
+    "regex": Entry(regex, is_linear=False, check=check_regex),
+    "format": Entry(tagged_format, check=check_tagged_format),
+    "overlong": Entry(overlong, check=check_overlong),
+}
+COMBINE = "combine"
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward whose name and arguments were checked; `name` and `args` are enough to resolve it in another process."""
+
+    name: str
+    function: RewardFunction
+    args: Mapping[str, Scalar] = field(default_factory=dict)
+    is_linear: bool = False
+
+    def __call__(self, answer: Answer) -> Any:
+        """What the function returns for `answer`, unchecked; a coroutine if the function is asynchronous."""
+        return self.function(answer, **self.args)
+
+
+def resolve(name: str, args: Mapping[str, Scalar]) -> Reward:
+    """The reward `name` with `args` bound.
+
+    name: a key of `REWARDS`; 'package.module:function'; or 'combine', whose args give weights by name and the parts'
+    own arguments as 'name.argument': {"exact_answer": 1.0, "overlong": 0.5, "overlong.max_tokens": 1024, ...}.
+    Raises ValueError, naming reward.name or reward.args.KEY, for an unknown name, a module or function that cannot be
+    imported, an unknown or missing argument, and an argument of the wrong type or value.
+    """
+    if name == COMBINE:
+        return _resolve_combine(args)
+    entry = REWARDS.get(name) or Entry(_import_function(name), is_linear=False)
+    _check_arguments(name, entry.function, args)
+    if entry.check is not None:
+        entry.check(**args)
+    return Reward(name, entry.function, dict(args), entry.is_linear)
+
+
+def _resolve_combine(args: Mapping[str, Scalar]) -> Reward:
+    rewards: list[WeightedReward] = []
+    is_linear = True
+    for part in split_parts(args):
+        try:
+            reward = resolve(part.name, part.args)
+        except ValueError as error:
+            raise ValueError(f"reward.args, part {part.name!r} of combine: {error}") from error
+        if inspect.iscoroutinefunction(reward.function):
+            raise ValueError(f"reward.args: {part.name} is asynchronous, which combine does not take")
+        rewards.append(WeightedReward(part.name, part.weight, reward))
+        is_linear = is_linear and reward.is_linear
+
+    def combined(answer: Answer, **_: Scalar) -> dict[str, float]:
+        return weighted_sum(rewards, answer)
+
+    return Reward(COMBINE, combined, dict(args), is_linear)
+
+
+def _import_function(name: str) -> RewardFunction:
+    module_name, colon, path = name.partition(":")
+    if not (colon and module_name and path):
+        names = [*REWARDS, COMBINE]
+        raise ValueError(
+            f"reward.name: {name!r} is unknown{_nearest(name, names)}; "
+            f"use one of {', '.join(names)}, or 'package.module:function'"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"reward.name: cannot import {module_name!r} of {name!r}: {reason}") from error
+    try:
+        function: RewardFunction = reduce(getattr, path.split("."), module)  # type: ignore[assignment]
+    except AttributeError:
+        nearest = _nearest(path, [key for key in vars(module) if not key.startswith("_")])
+        raise ValueError(f"reward.name: {module_name} ({module.__file__}) has no {path!r}{nearest}") from None
+    if not callable(function):
+        raise ValueError(f"reward.name: {name!r} is a {type(function).__name__}, not a function")
+    return function
+
+
+def _check_arguments(name: str, function: RewardFunction, args: Mapping[str, Scalar]) -> None:
+    """Raises ValueError unless `function(answer, **args)` fits the function's signature and annotations."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        raise ValueError(f"reward.name: {name} must take the answer as its first positional argument")
+    first, *others = parameters
+    named = {one.name: one for one in others if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    is_open = any(one.kind is one.VAR_KEYWORD for one in others)
+    for key in args:
+        if key not in named and not (is_open and key != first.name):
+            allowed = ", ".join(named) or "none"
+            raise ValueError(f"reward.args.{key}: {name} has no such argument{_nearest(key, named)}; it has {allowed}")
+    missing = [key for key, one in named.items() if one.default is one.empty and key not in args]
+    if missing:
+        raise ValueError(f"reward.args: {name} needs {', '.join(map(repr, missing))}")
+    hints = _type_hints(function)
+    for key, value in args.items():
+        if key in hints and not _fits(value, hints[key]):
+            given = f"{value!r} ({type(value).__name__})"
+            raise ValueError(f"reward.args.{key}: {name} does not take {given}, must be {_spell(hints[key])}")
+
+
+def _type_hints(function: RewardFunction) -> dict[str, Any]:
+    """Annotations by argument; none for a function whose annotations name what exists only for a type checker."""
+    target = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+    try:
+        return typing.get_type_hints(target)
+    except NameError:
+        return {}
+
+
+def _fits(value: Scalar, hint: Any) -> bool:
+    """Whether a scalar fits an annotation; annotations that are no scalars, and none at all, take anything."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Union or origin is types.UnionType:
+        return any(_fits(value, one) for one in typing.get_args(hint))
+    if origin is Literal:
+        return any(value == one and type(value) is type(one) for one in typing.get_args(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (str, bool, type(None)):
+        return isinstance(value, hint)
+    return True
+
+
+def _spell(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(hint)))
+    return hint.__name__ if inspect.isclass(hint) else str(hint)
+
+
+def _nearest(name: str, allowed: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(allowed), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

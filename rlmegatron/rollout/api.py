@@ -1,0 +1,69 @@
+"""What the loop asks of a rollout engine; `sglang_engine.py` is the one implementation.
+
+In: prompts as token ids. Out: `Sample`s. Must never import torch.distributed, megatron or sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlmegatron.types import Sample
+
+
+class EngineError(RuntimeError):
+    """An engine did not do what was asked; the message names its log."""
+
+
+class EngineDied(EngineError):
+    """An engine's process has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer to sample: `seed` alone (not rank, order or batch) decides the sample at temperature > 0."""
+
+    prompt_id: int
+    index: int
+    token_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """How every request of one call is sampled; temperature 0 means greedy."""
+
+    temperature: float
+    max_new_tokens: int
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class RolloutEngine(Protocol):
+    """One engine as its lead rank sees it."""
+
+    tensor: int
+    """Ranks of the engine (its TP)."""
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingConfig) -> list[Sample]:
+        """Answers in the order of the requests; raises EngineError."""
+
+    def sleep(self) -> None:
+        """Free the device memory (no-op on a CPU); the engine refuses to generate until `wake`."""
+
+    def wake(self, *, weights: bool = False, kv_cache: bool = False) -> None:
+        """Take device memory for the named parts again."""
+
+    def begin_weight_update(self) -> None:
+        """Stop serving and open a weight update."""
+
+    def update_weights(self, named_tensors: Sequence[tuple[str, Any]], *, load_format: str | None = None) -> None:
+        """Load one bucket of full Hugging Face tensors, or hand them to a loader of ours named by `load_format`."""
+
+    def end_weight_update(self, *, version: int) -> None:
+        """Close the update, flush the KV cache and stamp `version` on every token generated from now on."""
+
+    def shutdown(self) -> None:
+        """End the engine's processes; safe to call twice."""

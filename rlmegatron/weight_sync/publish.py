@@ -1,0 +1,42 @@
+"""Publishing: the one order of operations that makes an engine serve the learner's weights, all or nothing.
+
+In: the world, a transport and this rank's engine, if it leads one. Out: every engine serves `version`, or every rank
+raises and no engine generates. Must never know how weights travel.
+"""
+
+from __future__ import annotations
+
+from rlmegatron.distributed.world import World
+from rlmegatron.rollout.api import RolloutEngine
+from rlmegatron.weight_sync.transport import Transport
+
+
+def publish(
+    world: World, transport: Transport, engine: RolloutEngine | None, *, version: int, verify: bool
+) -> None:
+    """Collective. The learner's weights must be on the device and its optimizer state off it (`learner.residency`).
+
+    An engine whose update failed, on any rank, refuses to generate until a publish succeeds; so does one whose
+    neighbours failed, because the version is stamped only after all have succeeded. Raises RankFailure on every rank.
+    """
+    world.settle("publish (open)", lambda: _open(engine))
+    failure: Exception | None = None
+    try:
+        transport.transfer(engine)
+    except Exception as error:
+        failure = error
+    world.settle("publish (transfer)", lambda: _check(failure))
+    if verify:
+        world.settle("publish (verify)", lambda: engine and transport.verify(engine))
+    world.settle("publish (close)", lambda: engine and engine.end_weight_update(version=version))
+
+
+def _open(engine: RolloutEngine | None) -> None:
+    if engine is not None:
+        engine.wake(weights=True)
+        engine.begin_weight_update()
+
+
+def _check(failure: Exception | None) -> None:
+    if failure is not None:
+        raise failure

@@ -1,0 +1,25 @@
+"""What `publish` asks of a way to move weights; `hf_stream.py` is the general one.
+
+In: nothing but the engine of this rank, if it leads one. Out: the engine's live parameters hold the learner's values.
+Must never decide the order of operations around the transfer; `publish.py` does.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rlmegatron.rollout.api import RolloutEngine
+
+
+class Transport(Protocol):
+    """One way from the training layout into the engines' live parameters."""
+
+    name: str
+    """As in weight_sync.transport."""
+
+    def transfer(self, engine: RolloutEngine | None) -> None:
+        """Collective over the ranks of one model replica. A rank whose engine fails still takes part to the end, so
+        that nobody waits for it, and raises then."""
+
+    def verify(self, engine: RolloutEngine) -> None:
+        """Compare every parameter of every rank of `engine` with what the last transfer meant; raises ValueError."""

@@ -1,0 +1,117 @@
+"""Names resolve to functions whose signatures were checked, and every mistake says what would be right."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rlmegatron.algorithms.gae import gae
+from rlmegatron.algorithms.group import grpo
+from rlmegatron.algorithms.table import FORMS, PER_SAMPLE, PER_TOKEN, TABLE, check_name, resolve
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    def write(source):
+        name = f"user_algorithms_{abs(hash(str(tmp_path)))}"
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return name
+
+    return write
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in TABLE for name in TABLE[kind]])
+def test_every_name_in_the_table_resolves(kind, name):
+    piece = resolve(kind, name)
+    assert callable(piece.function)
+    assert piece.inputs <= set(piece.form.offered)
+    assert f"{piece.function.__module__}:{piece.function.__name__}" == TABLE[kind][name]
+
+
+def test_the_form_says_how_an_advantage_is_called():
+    assert resolve("advantage", "grpo").form.name == PER_SAMPLE
+    assert resolve("advantage", "gae").form.name == PER_TOKEN
+    assert "values" in resolve("advantage", "gae").inputs
+    assert "values" not in resolve("advantage", "grpo").inputs
+
+
+def test_a_piece_takes_what_it_needs_of_what_is_offered():
+    rewards, group_ids = torch.tensor([0.0, 1.0]), torch.tensor([0, 0])
+    piece = resolve("advantage", "grpo")
+    expected = grpo(rewards, group_ids, normalize_std=False)
+    assert torch.equal(piece(rewards=rewards, group_ids=group_ids, normalize_std=False), expected)
+
+
+def test_a_users_function_may_leave_inputs_out(user_module):
+    name = user_module(
+        "def reinforce(*, logp, advantages, weights):\n    return -(weights * advantages * logp).sum()\n"
+    )
+    piece = resolve("policy_loss", f"{name}:reinforce")
+    one = torch.ones(1)
+    loss = piece(logp=-2 * one, advantages=3 * one, weights=one, old_logp=one, clip_low=0.2, clip_high=0.2)
+    assert loss.item() == 6.0
+
+
+def test_a_users_function_with_kwargs_gets_everything(user_module):
+    name = user_module("def loss(**inputs):\n    return sorted(inputs)\n")
+    offered = {key: 0 for key in FORMS["policy_loss"][0].offered}
+    assert resolve("policy_loss", f"{name}:loss")(**offered) == sorted(offered)
+
+
+def test_a_users_advantage_that_needs_values_is_told_from_one_that_does_not(user_module):
+    name = user_module(
+        "def per_token(token_rewards, values, mask, cu_seqlens): ...\ndef per_sample(rewards, group_ids): ...\n"
+    )
+    assert resolve("advantage", f"{name}:per_token").form.name == PER_TOKEN
+    assert resolve("advantage", f"{name}:per_sample").form.name == PER_SAMPLE
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def f(logp, advantages): ...", "it lacks weights"),
+        ("def f(logp, advantages, weights, clip_hgh=1): ...", "takes 'clip_hgh'.*did you mean 'clip_high'"),
+        ("def f(logp, /, advantages, weights): ...", "positional-only"),
+        ("def g(logp, advantages, weights): ...", "has no function 'f'"),
+        ("f = 3", "has no function 'f'"),
+    ],
+)
+def test_a_signature_that_does_not_fit_is_refused(user_module, source, message):
+    name = user_module(source + "\n")
+    with pytest.raises(ValueError, match=f"policy_loss '{name}:f': .*{message}"):
+        resolve("policy_loss", f"{name}:f")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ppo_clp", "unknown name; did you mean 'ppo_clip'? Use ppo_clip, or 'package.module:function'"),
+        ("my.module", "unknown name. Use ppo_clip"),
+        (":f", "unknown name"),
+        ("a b:f", "unknown name"),
+        ("no_such_module_here:f", "cannot import 'no_such_module_here'"),
+    ],
+)
+def test_a_name_that_is_not_there_is_refused(name, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        resolve("policy_loss", name)
+
+
+def test_names_are_checked_without_torch():
+    code = (
+        "import sys; from rlmegatron.algorithms.table import check_name; check_name('advantage', 'gae');"
+        "check_name('advantage', 'their.module:function'); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(ValueError, match="advantage 'gea': unknown name; did you mean 'gae'"):
+        check_name("advantage", "gea")
+
+
+def test_gae_is_called_through_the_table():
+    ones, cu_seqlens = torch.ones(2), torch.tensor([0, 2])
+    inputs = {"token_rewards": ones, "values": ones, "mask": ones.bool(), "cu_seqlens": cu_seqlens}
+    found = resolve("advantage", "gae")(**inputs, gamma=0.5, lam=0.5)
+    assert all(torch.equal(a, b) for a, b in zip(found, gae(**inputs, gamma=0.5, lam=0.5), strict=True))

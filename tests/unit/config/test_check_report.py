@@ -1,0 +1,119 @@
+"""The text of --check: its numbers follow the layout, and it stays short for many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmegatron.config.load import load
+from rlmegatron.config.model_card import read_model_card
+from rlmegatron.config.report import check_report, in_units
+
+MakeConfig = Callable[..., Path]
+
+
+def report(path: Path, *overrides: str, world_size: int, warnings: tuple[str, ...] = ()) -> list[str]:
+    cfg = load(path, overrides)
+    text = check_report(
+        cfg,
+        world_size=world_size,
+        world_size_from="from --ranks",
+        card=read_model_card(cfg.model.path),
+        warnings=warnings,
+    )
+    return text.splitlines()
+
+
+def test_each_rank_of_a_small_world_is_listed_with_its_place_layers_and_engine(make_config: MakeConfig) -> None:
+    lines = report(make_config(), "parallel={tensor: 2, pipeline: 2}", "rollout.tensor=2", world_size=8)
+    start = lines.index("ranks")
+    assert [line.split() for line in lines[start + 1 : start + 10]] == [
+        ["rank", "tp", "dp", "pp", "holds", "engine"],
+        ["0", "0", "0", "0", "embedding,", "layers", "0-1", "0", "(owns", "its", "server)"],
+        ["1", "1", "0", "0", "embedding,", "layers", "0-1", "0"],
+        ["2", "0", "1", "0", "embedding,", "layers", "0-1", "1", "(owns", "its", "server)"],
+        ["3", "1", "1", "0", "embedding,", "layers", "0-1", "1"],
+        ["4", "0", "0", "1", "layers", "2-3,", "output", "2", "(owns", "its", "server)"],
+        ["5", "1", "0", "1", "layers", "2-3,", "output", "2"],
+        ["6", "0", "1", "1", "layers", "2-3,", "output", "3", "(owns", "its", "server)"],
+        ["7", "1", "1", "1", "layers", "2-3,", "output", "3"],
+    ]
+    assert "  data parallel      4 of 2:  {0, 2}, {1, 3}, {4, 6}, {5, 7}" in lines
+    assert "  pipeline parallel  4 of 2:  {0, 4}, {1, 5}, {2, 6}, {3, 7}" in lines
+    assert "world   8 ranks (from --ranks) = TP 2 x PP 2 x DP 2, distributed optimizer" in lines
+
+
+def test_interleaved_chunks_are_listed_per_stage(make_config: MakeConfig) -> None:
+    lines = report(make_config(), "parallel={pipeline: 2, virtual_pipeline: 2}", world_size=2)
+    assert any("embedding, layers 0 + 2" in line for line in lines)
+    assert any("layers 1 + 3, output" in line for line in lines)
+
+
+def test_many_ranks_are_collapsed_to_their_stages(make_config: MakeConfig, make_model: Any) -> None:
+    make_model(num_attention_heads=8, num_key_value_heads=8, num_hidden_layers=8)
+    overrides = ("parallel={tensor: 8, pipeline: 4}", "rollout.tensor=2", "rollout.prompts_per_step=1024")
+    lines = report(make_config(), *overrides, world_size=512)
+    assert len(lines) < 50
+    assert [line.split() for line in lines if "embedding, layers" in line] == [
+        ["0", "0-127", "embedding,", "layers", "0-1"]
+    ]
+    assert "  engines            256 of 2:  0-1, 2-3, ..., 510-511" in lines
+    assert "  tensor parallel    64 of 8:   0-7, 8-15, ..., 504-511" in lines
+    assert "  data parallel      32 of 16:  {0, 8, ..., 120}, {1, 9, ..., 121}, ..., {391, 399, ..., 511}" in lines
+
+
+def test_batch_arithmetic_is_spelt_out(make_config: MakeConfig) -> None:
+    lines = report(make_config(), "train.mini_batches=4", "train.epochs=2", "rollout.tensor=2", world_size=4)
+    start = lines.index("each step")
+    assert [line.split(maxsplit=1) for line in lines[start + 1 : start + 4]] == [
+        ["samples", "16 prompts x 4 = 64"],
+        ["per", "engine  about 32 samples, at most 256 at a time"],
+        ["updates", "2 x 4 = 8, of 16 samples each"],
+    ]
+    assert lines[start + 4].strip() == "tokens      at most 896 (14 a sample), micro-batches of 16,384"
+    assert lines[start + 5].strip() == "whole run   10 steps, 640 samples, 80 optimizer steps"
+
+
+def test_only_the_models_of_the_run_are_named(make_config: MakeConfig) -> None:
+    path = make_config()
+    grpo = report(path, world_size=1)
+    assert not any(line.strip().startswith(("critic ", "reference ")) for line in grpo)
+    overrides = ("algorithm.advantage=gae", "critic.warmup_steps=3", "algorithm.kl={where: reward, coef: 0.05}")
+    ppo = report(path, *overrides, world_size=1)
+    assert any(line.startswith("  critic ") and line.endswith("lr 5e-06, alone for 3 steps") for line in ppo)
+    assert any(line.startswith("  reference ") and line.endswith("KL (k3) x 0.05 in the reward") for line in ppo)
+
+
+def test_memory_shows_each_kind_of_stage_and_the_engine(make_config: MakeConfig) -> None:
+    lines = report(make_config(), "parallel.pipeline=4", "rollout.max_total_tokens=1024", world_size=4)
+    start = lines.index("memory of one rank, estimated (activations roughly)")
+    assert [line.split()[0] for line in lines[start + 1 : start + 5]] == ["stage", "0", "1", "3"]
+    assert lines[start + 5] == "  while it generates: engine weights 1.88 MiB, KV cache 1 MiB"
+
+
+def test_a_family_without_a_count_gets_no_estimate(make_config: MakeConfig, make_model: Any) -> None:
+    make_model(architectures=["Qwen3MoeForCausalLM"])
+    lines = report(make_config(), world_size=1)
+    assert "memory of one rank: not estimated for Qwen3MoeForCausalLM" in lines
+
+
+def test_warnings_come_last(make_config: MakeConfig) -> None:
+    assert report(make_config(), world_size=1, warnings=("a", "b"))[-3:] == ["warnings", "  a", "  b"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (2**30 * 80, "80 GiB"),
+        (2**40 * 3, "3 TiB"),
+        (1023 * 1024, "1023 KiB"),
+    ],
+)
+def test_bytes_are_shown_in_binary_units(size: int, text: str) -> None:
+    assert in_units(size) == text

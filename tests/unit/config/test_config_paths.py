@@ -1,0 +1,88 @@
+"""Files a config names: missing, empty and wrong ones, and run directories that cannot be written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlmegatron.config.load import load
+from rlmegatron.config.paths import path_problems
+
+MakeConfig = Callable[..., Path]
+
+
+def test_sound_paths_have_no_problems_and_nothing_is_created(make_config: MakeConfig, tmp_path: Path) -> None:
+    cfg = load(make_config())
+    assert path_problems(cfg) == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_every_missing_or_unusable_data_file_is_named(make_config: MakeConfig, tmp_path: Path) -> None:
+    path = make_config()
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "dir.jsonl").mkdir()
+    (tmp_path / "x.csv").write_text("a")
+    names = ("gone.jsonl", "dir.jsonl", "x.csv")
+    sources = ", ".join(f"{{path: {tmp_path / name}}}" for name in names)
+    cfg = load(path, [f"data.train=[{sources}]", f"eval.sets.test={tmp_path / 'empty.jsonl'}"])
+    assert path_problems(cfg) == [
+        f"data.train[0].path: {tmp_path / 'gone.jsonl'} does not exist (looked in {Path.cwd()}); use a file",
+        f"data.train[1].path: {tmp_path / 'dir.jsonl'} is a directory; use a file",
+        f"data.train[2].path: {tmp_path / 'x.csv'} is of an unknown kind; use a file that ends in .jsonl or .parquet",
+        f"eval.sets.test: {tmp_path / 'empty.jsonl'} is empty",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '\n{"question": "q", "answer": 1}\n',
+            "line 2: no field 'prompt'; it has 'question', 'answer' (set data.prompt_key)",
+        ),
+        ("[1]\n", "line 1: holds list, not a JSON object"),
+        ("{}\n", "line 1: no field 'prompt'; it has nothing (set data.prompt_key)"),
+    ],
+)
+def test_the_first_row_shows_a_wrong_prompt_key(
+    make_config: MakeConfig, tmp_path: Path, text: str, expected: str
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text(text)
+    assert path_problems(load(make_config(), [f"data.train=[{{path: {data}}}]"])) == [f"{data} {expected}"]
+
+
+def test_a_row_that_is_not_json_is_named_by_its_line(make_config: MakeConfig, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n\nprompt\n")
+    (line,) = path_problems(load(make_config(), [f"data.train=[{{path: {data}}}]"]))
+    assert line.startswith(f"{data} line 3: not a JSON object: ")
+
+
+def test_a_run_directory_that_is_a_file_or_below_one_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
+    blocker = tmp_path / "blocker"
+    blocker.touch()
+    path = make_config()
+    assert path_problems(load(path, [f"run_dir={blocker}"])) == [
+        f"run_dir: the run directory {blocker} is a file; use a directory"
+    ]
+    assert path_problems(load(path, [f"run_dir={blocker}/a/b"])) == [
+        f"run_dir: the run directory {blocker}/a/b cannot be made, because {blocker} is a file; use a directory"
+    ]
+
+
+def test_a_run_directory_that_cannot_be_written_is_refused(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = load(make_config(), [f"run_dir={tmp_path / 'closed' / 'run'}"])
+    (tmp_path / "closed").mkdir()
+    access = os.access
+    # The superuser may write anywhere, so a mode bit would not show this.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and access(path, mode))
+    assert path_problems(cfg) == [
+        f"run_dir: the run directory {tmp_path / 'closed' / 'run'} cannot be written "
+        f"({tmp_path / 'closed'} is not writable)"
+    ]

@@ -1,0 +1,151 @@
+"""Layout and memory against Megatron's own rank generator and numbers worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlmegatron.config.estimate import (
+    Layout,
+    activation_bytes,
+    layout_of,
+    memory_of,
+    padded_vocab,
+    rank_parameters,
+    smallest_world,
+    spans,
+)
+from rlmegatron.config.load import load
+from rlmegatron.config.model_card import ModelCard, read_model_card
+from rlmegatron.models.table import read_architecture
+
+SIZES = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 3, 4), (8, 2, 4)]
+
+
+def layout(*, tensor: int = 1, pipeline: int = 1, data: int = 1, virtual: int = 1, engine: int = 1) -> Layout:
+    return Layout(
+        world=tensor * pipeline * data,
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual_pipeline=virtual,
+        engine_tensor=engine,
+    )
+
+
+@pytest.fixture
+def card(make_model: Callable[..., Path]) -> ModelCard:
+    return read_model_card(str(make_model()))
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "data"), SIZES)
+def test_groups_are_those_of_megatrons_default_order(tensor: int, pipeline: int, data: int) -> None:
+    parallel_state = pytest.importorskip("megatron.core.parallel_state")
+    megatron = parallel_state.RankGenerator(tp=tensor, ep=1, dp=data, pp=pipeline, cp=1, order="tp-cp-ep-dp-pp")
+    ours = layout(tensor=tensor, pipeline=pipeline, data=data)
+    for axis in ("tp", "dp", "pp"):
+        assert sorted(ours.groups(axis)) == sorted(megatron.get_ranks(axis))
+
+
+def test_coordinates_of_rank_13_in_a_world_of_24() -> None:
+    at = layout(tensor=2, pipeline=3, data=4).coordinates(13)
+    assert (at.tp, at.dp, at.pp) == (1, 2, 1)
+    assert layout(tensor=2, pipeline=3, data=4).stage_ranks(1) == range(8, 16)
+
+
+@pytest.mark.parametrize(("pipeline", "virtual"), [(1, 1), (2, 1), (4, 1), (2, 2), (2, 3), (3, 4)])
+def test_every_layer_is_held_once_and_chunks_follow_each_other_round_the_stages(pipeline: int, virtual: int) -> None:
+    sizes = layout(pipeline=pipeline, virtual=virtual)
+    order = [sizes.stage_layers(stage, num_layers=24)[chunk] for chunk in range(virtual) for stage in range(pipeline)]
+    assert [layer for layers in order for layer in layers] == list(range(24))
+
+
+def test_interleaved_stages_hold_the_layers_that_megatron_gives_them() -> None:
+    sizes = layout(pipeline=2, virtual=2)
+    assert sizes.stage_layers(0, num_layers=8) == [range(2), range(4, 6)]
+    assert sizes.stage_layers(1, num_layers=8) == [range(2, 4), range(6, 8)]
+
+
+def test_engines_are_consecutive_ranks() -> None:
+    sizes = layout(tensor=4, data=2, engine=2)
+    assert [list(sizes.engine_ranks(engine)) for engine in range(sizes.num_engines)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "engine", "size"), [(1, 1, 1, 1), (2, 2, 1, 4), (2, 3, 4, 12), (8, 1, 2, 8)]
+)
+def test_smallest_world_holds_whole_models_and_engines(tensor: int, pipeline: int, engine: int, size: int) -> None:
+    assert smallest_world(tensor=tensor, pipeline=pipeline, engine_tensor=engine) == size
+
+
+def test_vocabulary_is_padded_as_the_learner_pads_it(make_model: Callable[..., Path]) -> None:
+    assert [padded_vocab(14, tensor=tensor) for tensor in (1, 2, 4)] == [16, 16, 32]
+    for number, vocab_size in enumerate((14, 151936, 32001)):
+        learner = read_architecture(str(make_model(f"model{number}", vocab_size=vocab_size)))
+        for tensor in (1, 2, 8):
+            assert padded_vocab(vocab_size, tensor=tensor) == learner.padded_vocab(tensor)
+
+
+def test_stage_parameters_add_up_to_the_model_with_its_padding_and_its_copy_of_the_embedding(card: ModelCard) -> None:
+    assert card.num_parameters is not None
+    whole = card.num_parameters + 2 * 128
+    assert rank_parameters(card, layout(), 0) == whole
+    stages = [rank_parameters(card, layout(pipeline=2), stage) for stage in range(2)]
+    assert sum(stages) == whole + 16 * 128
+    assert stages[0] == 2 * 246_080 + 16 * 128
+    assert stages[1] == 2 * 246_080 + 16 * 128 + 128
+
+
+def test_critic_has_one_row_in_place_of_the_output_layer(card: ModelCard) -> None:
+    tied, value = (rank_parameters(card, layout(), 0, value_head=head) for head in (False, True))
+    assert value - tied == 128
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shards", "weights", "optimizer"),
+    [("bf16", True, 2, 12 / 4), ("bf16", False, 2, 12), ("fp32", True, 4, 2)],
+)
+def test_training_bytes_per_parameter(
+    make_config: Callable[..., Path], dtype: str, shards: bool, weights: int, optimizer: float
+) -> None:
+    path = make_config({"model.dtype": dtype, "parallel.distributed_optimizer": shards})
+    cfg = load(path, ["algorithm.advantage=gae", "algorithm.kl.where=loss"])
+    card = read_model_card(cfg.model.path)
+    sizes = layout_of(cfg, world_size=4)
+    count = rank_parameters(card, sizes, 0)
+    memory = memory_of(cfg, sizes, card, 0, critic_card=None)
+    assert memory.weights == memory.reference == count * weights
+    assert memory.gradients == 4 * count
+    assert memory.optimizer == count * optimizer
+    assert memory.critic == (count + 128) * (weights + 4 + optimizer)
+    assert memory.kv_cache is None
+    parts = (memory.weights, memory.gradients, memory.optimizer, memory.reference, memory.critic)
+    assert memory.training == sum(parts) + memory.activations + memory.logits
+
+
+def test_engine_memory_follows_its_own_tensor_parallelism_and_type(make_config: Callable[..., Path]) -> None:
+    path = make_config({"rollout.tensor": 2, "rollout.dtype": "fp32", "rollout.max_total_tokens": 1000})
+    cfg = load(path)
+    memory = memory_of(cfg, layout_of(cfg, world_size=2), read_model_card(cfg.model.path), 0, critic_card=None)
+    assert memory.kv_cache == 1000 * 2 * 4 * (2 // 2) * 32 * 4
+    cut = 4 * (128 * (2 * 128 + 2 * 64) + 3 * 128 * 512) // 2
+    assert memory.engine == 4 * (cut + 4 * (2 * 128 + 2 * 32) + 8 * 128 + 128)
+
+
+def test_activations_of_one_layer_are_counted_by_hand(make_config: Callable[..., Path], card: ModelCard) -> None:
+    model = load(make_config()).model
+    per_token = 4 * 128 + 2 * (4 + 2) * 32 + 3 * 512
+    sizes = layout(tensor=2, pipeline=4)
+    first = activation_bytes(card, sizes, 0, model=model, tokens=10, sequence=False)
+    assert first == (4 * 128 + (2 * 6 * 32 + 3 * 512) // 2) * 10 * 2 * 4
+    assert activation_bytes(card, sizes, 3, model=model, tokens=10, sequence=False) * 4 == first
+    assert activation_bytes(card, sizes, 0, model=model, tokens=10, sequence=True) == per_token // 2 * 10 * 2 * 4
+    full = model.model_copy(update={"recompute": "full"})
+    assert activation_bytes(card, layout(), 0, model=full, tokens=10, sequence=False) == (4 * 128 + per_token) * 10 * 2
+
+
+def test_many_groups_are_abbreviated() -> None:
+    assert spans([[0, 1], [2, 3]]) == "0-1, 2-3"
+    assert spans([[rank] for rank in range(512)]) == "0, 1, ..., 511"
+    assert spans([list(range(0, 512, 8))]) == "{0, 8, ..., 504}"
