@@ -1,9 +1,16 @@
 """Package metadata: what rlmegatron needs and in which range, with extras for GPU, CPU, tests and trackers.
 
-In: nothing but this file. Out: an installable package, data files included. Must never import what it installs.
+In: this file and the package's `__version__`. Out: an installable package, data files included. Must never import what it installs.
 """
 
+import re
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+INIT = Path(__file__).parent / "rlmegatron" / "__init__.py"
+VERSION = re.search(r'^__version__ = "(.+)"', INIT.read_text(), re.MULTILINE)
+assert VERSION is not None, f"{INIT} states no __version__"
 
 REQUIREMENTS = [
     "aiohttp>=3.10",
@@ -78,7 +85,7 @@ TEST = [
 
 setup(
     name="rlmegatron",
-    version="0.1.0",
+    version=VERSION[1],
     description="A multi-controller SPMD trainer for reinforcement learning of large language models, "
     "on Megatron-Core and SGLang",
     python_requires=">=3.11",

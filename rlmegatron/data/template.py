@@ -18,6 +18,11 @@ class Tokenizer(Protocol):
 
     bos_token_id: int | None
     chat_template: Any
+    all_special_ids: list[int]
+
+    def __len__(self) -> int: ...
+
+    def decode(self, token_ids: Any) -> str: ...
 
     def __call__(self, text: Any, *, add_special_tokens: bool) -> Any: ...
 
@@ -57,12 +62,20 @@ class PromptEncoder:
         texts = [self._render(prompt, where=place) for prompt, place in zip(prompts, where, strict=True)]
         if not texts:
             return []
-        rows = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        rows = self._tokenize(texts, where=where)
         encoded = [EncodedPrompt(text, self._opened(row)) for text, row in zip(texts, rows, strict=True)]
         for prompt, place in zip(encoded, where, strict=True):
             if not prompt.token_ids:
                 raise ValueError(f"{place}: the prompt is empty (it has no tokens)")
         return encoded
+
+    def _tokenize(self, texts: Sequence[str], *, where: Sequence[str]) -> list[list[int]]:
+        try:
+            return list(self._tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+        except Exception as error:  # a tokenizer without an unknown token raises whatever its backend has
+            if len(texts) == 1:
+                raise ValueError(f"{where[0]}: the tokenizer cannot encode this prompt: {error}") from error
+        return [self._tokenize([text], where=[place])[0] for text, place in zip(texts, where, strict=True)]
 
     def _render(self, prompt: str | list[Message], *, where: str) -> str:
         if not self._chat_template:
@@ -90,10 +103,18 @@ class PromptEncoder:
 
 def opening_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The special tokens that the tokenizer puts before plain text: (BOS,), none, or for some models more than one."""
-    probe = "a"
+    probe = _plain_text(tokenizer)
     bare = list(tokenizer(probe, add_special_tokens=False)["input_ids"])
     full = list(tokenizer(probe, add_special_tokens=True)["input_ids"])
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
             return tuple(full[:start])
     raise ValueError(f"the tokenizer encodes {probe!r} as {bare}, but with special tokens as {full}")
+
+
+def _plain_text(tokenizer: Tokenizer) -> str:
+    """A text that this tokenizer can encode, however small its vocabulary: its first token that is not special."""
+    special = set(tokenizer.all_special_ids)
+    ordinary = (token_id for token_id in range(len(tokenizer)) if token_id not in special)
+    texts = (tokenizer.decode([token_id]) for token_id in ordinary)
+    return next((text for text in texts if text.strip() and text.isprintable()), "a")

@@ -24,6 +24,7 @@ from rlmegatron.learner.micro_batch import PackedInputs, pack_all
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.load import SafetensorsDirectory, load_parameters
 from rlmegatron.models.rules import Rule, on_stage, stages
+from rlmegatron.models.stream import TensorStream, stage_lookup
 
 OnOutput = Callable[[int, PackedInputs, HiddenStatesModel, Tensor], Any]
 """(micro-batch number, its inputs, the last chunk, hidden states [T 1 H]) -> what the schedule collects."""
@@ -62,6 +63,21 @@ class ShardedModel:
             unknown = parameters.keys() - rules.keys()
             assert not unknown, f"no rule for the parameters {sorted(unknown)}"
             load_parameters(source, parameters, rules, tp=self.topology.tp, rank=self.topology.tp_rank)
+
+    def tensor_stream(self) -> TensorStream:
+        """This model's weights as whole Hugging Face tensors, gathered inside one data-parallel replica."""
+        topology = self.topology
+        places: list[tuple[int, int]] = [(0, 0)] * topology.model_group.size()
+        dist.all_gather_object(places, (topology.tp_rank, topology.pp_rank), group=topology.model_group)
+        cut = stages(num_layers=self.arch.num_layers, pp=topology.pp, vpp=topology.vpp)
+        return TensorStream(
+            rules=self.arch.parameter_rules(topology.tp),
+            parameters={rule.parameter: parameter for parameter, rule in self.parameter_rules()},
+            stage_of=stage_lookup(cut),
+            places=places,
+            group=topology.model_group,
+            tp=topology.tp,
+        )
 
     def _rules_by_name(self) -> list[dict[str, Rule]]:
         rules = self.arch.parameter_rules(self.topology.tp)

@@ -41,7 +41,7 @@ def end_with_owner(owner_pid: int, *, scratch: str) -> None:
     def watch() -> None:
         while os.getppid() == owner_pid:
             time.sleep(OWNER_POLL_S)
-        for path in shared_memory_of(os.getpid()):
+        for path in shared_memory_of(os.getpgid(0)):
             path.unlink(missing_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
@@ -98,10 +98,10 @@ def _bind_to(cores: Sequence[int]) -> None:
     torch.set_num_threads(len(cores))
 
 
-def _without_detokenizer(engine_class: type) -> type:
+def _without_detokenizer(engine_class: Any) -> Any:
     """With token ids in and out the scheduler answers the server directly, so the idle detokenizer is not started."""
 
-    class TokenEngine(engine_class):  # type: ignore[misc]
+    class TokenEngine(engine_class):
         @classmethod
         def _launch_detokenizer_subprocesses(cls, *_args: Any, **_kwargs: Any) -> tuple[list[Any], list[str]]:
             return [], []

@@ -168,11 +168,16 @@ def _child_environment(extra: Mapping[str, str], python_path: Sequence[str], scr
     }
 
 
-def shared_memory_of(pid: int) -> list[Path]:
-    """SGLang's files in shared memory that `pid` has mapped, which nobody removes after a hard stop."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return []
-    names = {line[line.index(SHARED_MEMORY) :] for line in maps.splitlines() if SHARED_MEMORY in line}
+def shared_memory_of(group: int) -> list[Path]:
+    """SGLang's files in shared memory that a process of `group` has mapped, which nobody removes after a hard stop."""
+    names: set[str] = set()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        try:
+            if os.getpgid(int(process.name)) == group:
+                lines = (process / "maps").read_text().splitlines()
+                names.update(line[line.index(SHARED_MEMORY) :] for line in lines if SHARED_MEMORY in line)
+        except OSError:
+            continue  # it has just ended, or is not ours to read
     return [Path(name) for name in names if name.removeprefix(SHARED_MEMORY).startswith(LEFTOVERS)]

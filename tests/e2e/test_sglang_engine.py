@@ -101,6 +101,11 @@ def processes_of_group(group: int) -> list[int]:
     return members
 
 
+def shared_memory_files(group: int) -> list[Path]:
+    lines = [line for pid in processes_of_group(group) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return [Path("/dev/shm/" + line.split("/dev/shm/")[1]) for line in lines if "/dev/shm/sgl" in line]
+
+
 def wait_until_gone(group: int, timeout_s: float = 10.0) -> list[int]:
     deadline = time.monotonic() + timeout_s
     while processes_of_group(group) and time.monotonic() < deadline:
@@ -148,9 +153,12 @@ def engine(model_dir: Path, loader_path: None, tmp_path_factory: pytest.TempPath
     engine.wait_ready()
     yield engine
     group = engine._server.pid
+    files = shared_memory_files(group)
+    assert files
     engine.shutdown()
     engine.shutdown()
     assert wait_until_gone(group) == []
+    assert not any(path.exists() for path in files)
 
 
 @pytest.fixture
@@ -467,8 +475,10 @@ def test_no_process_outlives_an_owner_that_is_killed(model_dir: Path, tmp_path: 
     try:
         assert owner.stdout is not None
         group = int(owner.stdout.readline())
-        assert len(processes_of_group(group)) >= 2
+        files = shared_memory_files(group)
+        assert files and len(processes_of_group(group)) >= 2
     finally:
         owner.kill()
         owner.wait()
     assert wait_until_gone(group) == []
+    assert not any(path.exists() for path in files)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from rlmegatron.rollout.tensor_payload import handle_of, pack_for_ranks
+from rlmegatron.rollout.tensor_payload import NamedValue, handle_of, pack_for_ranks
 
 OPEN = (
     "import base64, pickle, sys, torch, torch.multiprocessing\n"
@@ -40,7 +40,7 @@ def test_another_process_opens_every_shape_and_type() -> None:
 
 
 def test_each_rank_gets_its_own_payload_and_the_common_ones() -> None:
-    values = [("own", [torch.tensor([1.0]), torch.tensor([2.0])]), ("common", torch.tensor([3.0]))]
+    values: list[NamedValue] = [("own", [torch.tensor([1.0]), torch.tensor([2.0])]), ("common", torch.tensor([3.0]))]
     first, second = pack_for_ranks(values, num_ranks=2)
     assert opened_elsewhere(first) == ["own torch.float32 (1,) [1.0]", "common torch.float32 (1,) [3.0]"]
     assert opened_elsewhere(second) == ["own torch.float32 (1,) [2.0]", "common torch.float32 (1,) [3.0]"]
@@ -48,16 +48,15 @@ def test_each_rank_gets_its_own_payload_and_the_common_ones() -> None:
 
 def test_a_handle_made_in_another_process_is_passed_on() -> None:
     program = (
-        "import sys, torch\n"
+        "import base64, sys, torch\n"
         "from rlmegatron.rollout.tensor_payload import handle_of\n"
         "tensor = torch.tensor([7.0, 8.0])\n"
-        "handle = handle_of(tensor)\n"
-        "sys.stdout.buffer.write(handle); sys.stdout.buffer.close()\n"
+        "print(base64.b64encode(handle_of(tensor)).decode(), flush=True)\n"
         "sys.stdin.read()\n"
     )
     maker = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert maker.stdout is not None
-    handle = maker.stdout.read()
+    handle = base64.b64decode(maker.stdout.readline())
     first, second = pack_for_ranks([("x", [handle, torch.tensor([9.0])])], num_ranks=2)
     assert opened_elsewhere(first) == ["x torch.float32 (2,) [7.0, 8.0]"]
     assert opened_elsewhere(second) == ["x torch.float32 (1,) [9.0]"]

@@ -1,0 +1,126 @@
+"""From judged groups on the engines' lead ranks to each data-parallel rank's batch and plan.
+
+In: groups, on whatever ranks hold them. Out: a `StepBatch`: facts of all samples on every rank, tokens of its own
+samples alone. Every rank computes the same plan from the same facts; tokens travel once, point to point.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlmegatron.data.batch import TrainBatch, assemble
+from rlmegatron.data.packing import plan_batches
+from rlmegatron.distributed.world import World
+from rlmegatron.types import SampleGroup
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SampleFacts:
+    """What every rank knows of a sample; the order of the fields is the order of the global batch."""
+
+    prompt_id: int
+    index: int
+    num_prompt_tokens: int
+    num_answer_tokens: int
+    reward: float
+    cut_off: bool
+    parts: tuple[tuple[str, float], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and answer."""
+        return self.num_prompt_tokens + self.num_answer_tokens
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """N samples of all ranks in one order, and of them this data-parallel rank's own as `local`.
+
+    `mini_batches[m]` are micro-batches, each a list of positions in `local`; `own` are the global numbers of `local`.
+    """
+
+    facts: Sequence[SampleFacts]
+    local: TrainBatch
+    own: Sequence[int]
+    mini_batches: Sequence[Sequence[Sequence[int]]]
+
+    @property
+    def micro_batches(self) -> list[Sequence[int]]:
+        """All micro-batches of this rank, for scoring the whole batch."""
+        return [micro for mini in self.mini_batches for micro in mini]
+
+    @property
+    def group_ids(self) -> Tensor:
+        """[N] int64."""
+        return torch.tensor([sample.prompt_id for sample in self.facts])
+
+    @property
+    def rewards(self) -> Tensor:
+        """[N] float64."""
+        return torch.tensor([sample.reward for sample in self.facts], dtype=torch.float64)
+
+    def with_local(self, local: TrainBatch) -> StepBatch:
+        """The same samples with more tensors."""
+        return dataclasses.replace(self, local=local)
+
+
+def build_step_batch(
+    world: World,
+    groups: Sequence[SampleGroup],
+    *,
+    dp_ranks: Sequence[int],
+    num_mini_batches: int,
+    max_tokens: int,
+    micro_batch_multiple: int,
+    device: torch.device,
+) -> StepBatch:
+    """Collective. `dp_ranks[r]` is the data-parallel rank of world rank r."""
+    mine = {(group.prompt.id, sample.index): (group, sample) for group in groups for sample in group.samples}
+    facts = sorted(fact for held in world.gather(_facts(groups)) for fact in held)
+    plan = plan_batches(
+        [fact.num_tokens for fact in facts],
+        num_mini_batches=num_mini_batches,
+        dp_size=max(dp_ranks) + 1,
+        max_tokens=max_tokens,
+        micro_batch_multiple=micro_batch_multiple,
+    )
+    owned = [[number for mini in plan for micro in mini[dp] for number in micro] for dp in range(max(dp_ranks) + 1)]
+    keys = [(fact.prompt_id, fact.index) for fact in facts]
+    outgoing = [
+        [(number, _alone(*mine[keys[number]])) for number in numbers if keys[number] in mine] for numbers in owned
+    ]
+    received = world.exchange([outgoing[dp] for dp in dp_ranks])
+    by_number = {number: alone for part in received for number, alone in part}
+    own = owned[dp_ranks[world.rank]]
+    local = assemble([by_number[number] for number in own])
+    local = dataclasses.replace(local, sample_ids=torch.tensor(own, dtype=torch.int64)).to(device)
+    place = {number: position for position, number in enumerate(own)}
+    mini_batches = [[[place[n] for n in micro] for micro in mini[dp_ranks[world.rank]]] for mini in plan]
+    return StepBatch(facts, local, own, mini_batches)
+
+
+def _facts(groups: Sequence[SampleGroup]) -> list[SampleFacts]:
+    return [
+        SampleFacts(
+            prompt_id=group.prompt.id,
+            index=sample.index,
+            num_prompt_tokens=len(group.prompt.token_ids),
+            num_answer_tokens=len(sample.token_ids),
+            reward=float("nan") if sample.reward is None else sample.reward,
+            cut_off=sample.finish_reason != "stop",
+            parts=tuple(sample.reward_parts.items()),
+        )
+        for group in groups
+        for sample in group.samples
+    ]
+
+
+def _alone(group: SampleGroup, sample: object) -> SampleGroup:
+    """One sample with its prompt's tokens; texts and data rows stay where they are."""
+    prompt = dataclasses.replace(group.prompt, text="", row={}, source="")
+    return SampleGroup(prompt, (dataclasses.replace(sample, text="", reward_parts={}),))  # type: ignore[type-var, arg-type]

@@ -1,0 +1,255 @@
+"""A run: all collaborators of the loop, built once from the configuration and taken down together.
+
+In: a `RunConfig`. Out: `Run`, and `main`, the program of every rank. The loop itself is in `online.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlmegatron.algorithms.table import Piece, resolve
+from rlmegatron.checkpoint.directory import CheckpointDirectory
+from rlmegatron.config.load import dump
+from rlmegatron.config.schema import RunConfig
+from rlmegatron.data.prompts import PromptStream, read_all
+from rlmegatron.distributed.failure import exit_code_of_failure
+from rlmegatron.distributed.world import World, start_world
+from rlmegatron.learner.build import DTYPES
+from rlmegatron.learner.groups import start_topology
+from rlmegatron.learner.learner import Learner, build_learner
+from rlmegatron.metrics.build import build_sinks
+from rlmegatron.metrics.sinks import FanOut
+from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.stream import TensorStream
+from rlmegatron.models.table import read_architecture
+from rlmegatron.platform.torchvision_ops import install_torchvision_hook
+from rlmegatron.rewards.judge import Judge
+from rlmegatron.rewards.table import resolve as resolve_reward
+from rlmegatron.rollout.placement import engine_of, place_engines, share_cores
+from rlmegatron.rollout.sglang_engine import EngineSpec, SGLangEngine
+from rlmegatron.trainer.collect import Rollout
+from rlmegatron.trainer.update import Objectives
+from rlmegatron.types import Prompt
+from rlmegatron.weight_sync.choose import choose_transport
+from rlmegatron.weight_sync.engine_worker import REPORT
+from rlmegatron.weight_sync.hf_stream import HfStream
+from rlmegatron.weight_sync.transport import Transport
+
+
+@dataclass
+class Run:
+    """Everything the loop works with on this rank; `prompts` and `sinks` are held by rank 0 alone."""
+
+    cfg: RunConfig
+    world: World
+    learner: Learner
+    rollout: Rollout
+    reward: Judge
+    stream: TensorStream
+    transport: Transport
+    advantage: Piece
+    objectives: Objectives
+    dp_ranks: Sequence[int]
+    eval_sets: Mapping[str, Sequence[Prompt]]
+    checkpoints: CheckpointDirectory
+    prompts: PromptStream | None
+    sinks: FanOut | None = None
+    started: float = field(default_factory=time.monotonic)
+    stop_requested: bool = False
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return Path(self.cfg.directory)
+
+    def say(self, line: str) -> None:
+        """One line on the console of rank 0."""
+        if self.world.is_lead:
+            print(line, flush=True)
+
+
+def main(cfg: RunConfig) -> int:
+    """The program of every rank: build, train, take down. Returns the exit code."""
+    world = start_world(timeout_s=cfg.train.collective_timeout_s)
+    try:
+        from rlmegatron.trainer.online import train
+
+        with running(cfg, world) as run:
+            train(run)
+        return 0
+    except BaseException as error:
+        return exit_code_of_failure(world, error)
+
+
+@contextmanager
+def running(cfg: RunConfig, world: World) -> Iterator[Run]:
+    """Build everything; engines start first, since they take longest, and end whatever happens."""
+    undo: list[Callable[[], None]] = []
+    try:
+        yield _build(cfg, world, undo)
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def _build(cfg: RunConfig, world: World, undo: list[Callable[[], None]]) -> Run:
+    world.lead(lambda: _open_directory(cfg))
+    arch = world.settle("model", lambda: read_architecture(cfg.model.path))
+    tokenizer = world.settle("tokenizer", lambda: _tokenizer(cfg.model.path))
+    rollout = world.settle("engine start", lambda: _rollout(cfg, world, tokenizer, undo))
+    prompts, eval_sets = _data(cfg, world, tokenizer)
+    reward = world.settle("reward", lambda: _judge(cfg, undo))
+    advantage = world.settle("algorithm", lambda: resolve("advantage", cfg.algorithm.advantage))
+    learner = _learner(cfg, world, arch, needs_critic="values" in advantage.inputs)
+    stream = learner.actor.model.tensor_stream()
+    run = Run(
+        cfg=cfg,
+        world=world,
+        learner=learner,
+        rollout=rollout,
+        reward=reward,
+        stream=stream,
+        transport=_transport(cfg, world, stream, arch),
+        advantage=advantage,
+        objectives=world.settle("algorithm", lambda: _objectives(cfg, needs_critic=learner.critic is not None)),
+        dp_ranks=world.gather(learner.topology.dp_rank),
+        eval_sets=eval_sets,
+        checkpoints=CheckpointDirectory(Path(cfg.directory).resolve() / "checkpoints", keep=cfg.checkpoint.keep),
+        prompts=prompts,
+    )
+    # Schedulers announce the end of an allocation with this signal: finish the step, save, stop.
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "stop_requested", True))
+    if prompts is not None:
+        for notice in prompts.notices:
+            run.say(notice)
+    world.settle("engine start", lambda: rollout.engine and rollout.engine.wait_ready())
+    return run
+
+
+def open_sinks(run: Run, *, resumed_from: int | None) -> None:
+    """Start the metric sinks on rank 0, once it is known where the run goes on."""
+
+    def build() -> None:
+        cfg = run.cfg
+        run.sinks = build_sinks(
+            cfg.logging,
+            directory=cfg.directory,
+            run_name=cfg.name,
+            total_steps=cfg.train.steps,
+            resumed_from=resumed_from,
+            run_config=cfg.model_dump(mode="json"),
+        )
+
+    run.world.lead(build)
+
+
+def _open_directory(cfg: RunConfig) -> None:
+    directory = Path(cfg.directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    if cfg.train.resume == "never" and CheckpointDirectory(directory / "checkpoints", keep=1).newest() is not None:
+        raise ValueError(f"train.resume: 'never', but {directory} has checkpoints; choose another name or 'auto'")
+    (directory / "config.yaml").write_text(dump(cfg))
+
+
+def _tokenizer(path: str) -> Any:
+    install_torchvision_hook()
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+
+
+def _rollout(cfg: RunConfig, world: World, tokenizer: Any, undo: list[Callable[[], None]]) -> Rollout:
+    engines = place_engines(world_size=world.size, tensor=cfg.rollout.tensor, ranks_per_node=world.ranks_per_node)
+    placement = engine_of(world.rank, engines)
+    engine = None
+    if world.rank == placement.lead:
+        shares = share_cores(sorted(os.sched_getaffinity(0)), num_shares=world.ranks_per_node)
+        first = world.local_rank
+        engine = SGLangEngine(
+            EngineSpec(
+                model_path=cfg.model.path,
+                dtype=cfg.rollout.dtype or cfg.model.dtype,
+                context_length=cfg.context_length,
+                log_path=Path(cfg.directory) / "logs" / f"engine_{placement.index:03d}.log",
+                seed=cfg.seed,
+                base_gpu_id=placement.base_gpu_id,
+                cores=shares[first : first + cfg.rollout.tensor],
+                custom_weight_loaders=(REPORT,),
+            ),
+            cfg.rollout,
+            decode=lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=True),
+        )
+        undo.append(engine.shutdown)
+    return Rollout(cfg.rollout, engines, engine, placement.index, cfg.seed)
+
+
+def _data(
+    cfg: RunConfig, world: World, tokenizer: Any
+) -> tuple[PromptStream | None, Mapping[str, Sequence[Prompt]]]:
+    """Rank 0 reads the files; evaluation prompts are sent to all, training prompts step by step."""
+    held: list[PromptStream] = []
+
+    def read() -> dict[str, list[Prompt]]:
+        limit = cfg.data.max_prompt_tokens
+        held.append(PromptStream(cfg.data, tokenizer, seed=cfg.seed, max_prompt_tokens=limit))
+        return {
+            name: read_all(path, tokenizer, cfg.data, max_prompt_tokens=limit) for name, path in cfg.eval.sets.items()
+        }
+
+    eval_sets = world.lead(read)
+    return (held[0] if held else None), eval_sets
+
+
+def _judge(cfg: RunConfig, undo: list[Callable[[], None]]) -> Judge:
+    settings = cfg.reward
+    judge = Judge(
+        resolve_reward(settings.name, settings.args),
+        timeout_s=settings.timeout_s,
+        workers=settings.workers,
+        on_error=settings.on_error,
+        error_score=settings.error_score,
+    )
+    undo.append(judge.close)
+    return judge
+
+
+def _learner(cfg: RunConfig, world: World, arch: Architecture, *, needs_critic: bool) -> Learner:
+    topology = start_topology(cfg.parallel, seed=cfg.seed, timeout_s=cfg.train.collective_timeout_s)
+    return build_learner(
+        arch,
+        cfg.model,
+        topology,
+        world.device,
+        temperature=cfg.rollout.temperature,
+        actor_optimizer=cfg.actor.optimizer,
+        critic_optimizer=cfg.critic.optimizer if needs_critic else None,
+        critic_path=cfg.critic.path,
+        with_reference=cfg.needs_reference,
+        num_steps=cfg.train.steps * cfg.train.mini_batches * cfg.train.epochs,
+        distributed_optimizer=cfg.parallel.distributed_optimizer,
+    )
+
+
+def _transport(cfg: RunConfig, world: World, stream: TensorStream, arch: Architecture) -> Transport:
+    name, reason = choose_transport(cfg.weight_sync)
+    if world.is_lead:
+        print(f"weight sync: {name} ({reason})", flush=True)
+    return HfStream(
+        stream,
+        arch,
+        engine_tensor=cfg.rollout.tensor,
+        dtype=DTYPES[cfg.rollout.dtype or cfg.model.dtype],
+        bytes_per_bucket=cfg.weight_sync.bucket_mb << 20,
+    )
+
+
+def _objectives(cfg: RunConfig, *, needs_critic: bool) -> Objectives:
+    value_loss = resolve("value_loss", cfg.algorithm.value_loss) if needs_critic else None
+    return Objectives(cfg.algorithm, resolve("policy_loss", cfg.algorithm.policy_loss), value_loss)

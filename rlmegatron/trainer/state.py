@@ -1,0 +1,101 @@
+"""Saving, resuming and exporting a run: which parts there are and in what order they are written.
+
+In: a `Run`. Out: checkpoints/ and export/. Every rank calls each function; rank 0 alone touches plain files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlmegatron.checkpoint.rng import rng_state, seed_rng, set_rng_state
+from rlmegatron.checkpoint.tensors import load_tensors, save_tensors
+from rlmegatron.learner.build import DTYPES
+from rlmegatron.models.export import export
+from rlmegatron.trainer.run import Run
+
+
+def save(run: Run, step: int) -> None:
+    """Write a checkpoint; it has its name only once it is whole."""
+    world, directory = run.world, run.checkpoints
+    trainings = run.learner.trainings
+    world.lead(lambda: _open(run, step, list(trainings)))
+    for name, (model, training) in trainings.items():
+        save_tensors(model, training, directory.partial(step) / name)
+    rngs = world.gather(rng_state())
+    world.lead(lambda: directory.seal(step, _plain_state(run, step, rngs)))
+
+
+def restore(run: Run) -> int:
+    """Fill the run from the newest whole checkpoint; its step, or 0 when there is none."""
+    world, directory = run.world, run.checkpoints
+    step = world.lead(directory.newest)
+    if step is None:
+        seed_rng(run.cfg.seed, 0, world.rank)
+        return 0
+    state = world.lead(lambda: _checked_state(run, step))
+    for name, (model, training) in run.learner.trainings.items():
+        load_tensors(model, training, directory.of(step) / name)
+        training.schedule.load_state_dict(state["schedules"][name])
+    if world.is_lead:
+        assert run.prompts is not None
+        run.prompts.load_state(state["prompts"])
+    world.settle("resume", lambda: _restore_rng(run, state, step))
+    return step
+
+
+def export_policy(run: Run) -> Path:
+    """Write the policy as a Hugging Face directory under export/."""
+    cfg, out = run.cfg, Path(run.cfg.directory) / "export"
+    if run.learner.topology.dp_rank == 0:
+        export(
+            run.stream,
+            source=cfg.model.path,
+            out=out,
+            dtype=DTYPES[cfg.checkpoint.export_dtype or cfg.model.dtype],
+            writes=run.world.is_lead,
+            bytes_per_bucket=cfg.weight_sync.bucket_mb << 20,
+        )
+    run.world.barrier()
+    return out
+
+
+def _open(run: Run, step: int, names: list[str]) -> None:
+    run.checkpoints.open(step)
+    for name in names:
+        (run.checkpoints.partial(step) / name).mkdir()
+
+
+def _plain_state(run: Run, step: int, rngs: list[dict[str, Any]]) -> dict[str, Any]:
+    assert run.prompts is not None, "rank 0 holds the prompts"
+    return {
+        "step": step,
+        "seed": run.cfg.seed,
+        "distributed_optimizer": run.cfg.parallel.distributed_optimizer,
+        "prompts": run.prompts.state(),
+        "schedules": {name: training.schedule.state_dict() for name, (_, training) in run.learner.trainings.items()},
+        "rng": rngs,
+    }
+
+
+def _checked_state(run: Run, step: int) -> dict[str, Any]:
+    state = run.checkpoints.state(step)
+    where = run.checkpoints.of(step)
+    for key, now in (
+        ("seed", run.cfg.seed),
+        ("distributed_optimizer", run.cfg.parallel.distributed_optimizer),
+    ):
+        if state[key] != now:
+            raise ValueError(f"{where} was saved with {key} {state[key]}, the configuration says {now}")
+    missing = run.learner.trainings.keys() - state["schedules"].keys()
+    if missing:
+        raise ValueError(f"{where} has no {', '.join(sorted(missing))}; it was saved by another algorithm")
+    return state
+
+
+def _restore_rng(run: Run, state: dict[str, Any], step: int) -> None:
+    rank = run.world.rank
+    if rank < len(state["rng"]):
+        set_rng_state(state["rng"][rank])
+    else:
+        seed_rng(run.cfg.seed, step, rank)
