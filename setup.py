@@ -1,6 +1,6 @@
 """Package metadata: what rlmegatron needs and in which range, with extras for GPU, CPU, tests and trackers.
 
-In: this file and the package's `__version__`. Out: an installable package, data files included. Must never import what it installs.
+In: the package's own `__version__`. Out: an installable package with its data files. Must never import the package.
 """
 
 import re
@@ -92,7 +92,7 @@ setup(
     packages=find_packages(include=["rlmegatron", "rlmegatron.*"]),
     include_package_data=True,
     # The stand-ins are put on an engine's path as plain files; they are no packages of this one.
-    package_data={"rlmegatron": ["platform/sglang_site/**/*.py", "py.typed"]},
+    package_data={"rlmegatron": ["platform/sglang_site/**/*.py"]},
     install_requires=REQUIREMENTS,
     extras_require={
         "cpu": CPU,

@@ -61,4 +61,5 @@ class CheckpointDirectory:
         try:
             return json.loads(path.read_text())  # type: ignore[no-any-return]
         except (OSError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}: cannot be read ({error}); delete {self.of(step)} to resume from an older one") from None
+            hint = f"delete {self.of(step)} to resume from an older one"
+            raise ValueError(f"{path}: cannot be read ({error}); {hint}") from None

@@ -49,7 +49,7 @@ class ParallelConfig(Section):
     virtual_pipeline: Positive = 1
     """Model chunks per pipeline stage (VPP, interleaved schedule); 1 turns it off."""
     sequence: bool = False
-    """Sequence parallelism: activations between tensor-parallel regions are cut along the sequence; needs tensor > 1."""
+    """Sequence parallelism: cut activations between tensor-parallel regions along the sequence; needs tensor > 1."""
     distributed_optimizer: bool = True
     """Shard optimizer state over data-parallel ranks."""
 
@@ -90,7 +90,7 @@ class CriticConfig(Section):
     warmup_steps: NonNegative = 0
     """First steps of the run in which only the critic is updated."""
     path: str | None = None
-    """Hugging Face directory whose body initialises the critic; None means model.path. The value head starts at zero."""
+    """Hugging Face directory that the critic's body starts from, None means model.path; its value head starts at zero."""
 
 
 class RolloutConfig(Section):
@@ -153,7 +153,7 @@ class DataConfig(Section):
     prompt_key: str = "prompt"
     """Column that holds the prompt: a string, or a list of chat messages with 'role' and 'content'."""
     chat_template: bool = True
-    """Render chat messages (and, as one user turn, string prompts) with the tokenizer's template; False feeds strings as they are."""
+    """Render prompts with the tokenizer's chat template, a string as one user turn; False feeds strings as they are."""
     max_prompt_tokens: Positive = 1024
     """Prompts longer than this are dropped, and counted on the console."""
     shuffle: bool = True
@@ -181,9 +181,9 @@ class KLConfig(Section):
     """The pull towards the reference model."""
 
     where: Literal["none", "reward", "loss"] = "none"
-    """Charge the divergence per token in the reward, add its mean to the loss, or leave it out (no reference is built)."""
+    """Charge the divergence per token in the reward, add its mean to the loss, or leave it (and the reference) out."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Per-token estimator of the divergence (Schulman 2020): k1 = logp - ref, k2 = its square / 2, k3 = exp(-k1) - 1 + k1."""
+    """Per-token estimator (Schulman 2020): k1 = logp - ref_logp, k2 = its square / 2, k3 = exp(-k1) - 1 + k1."""
     coef: NonNegativeFloat = 0.001
     """Weight of the divergence."""
 
@@ -231,7 +231,7 @@ class TrainConfig(Section):
     micro_batch_tokens: Positive = 16384
     """Tokens of one packed micro-batch (prompt and answer); a single longer sample gets a micro-batch of its own."""
     resume: Literal["auto", "never"] = "auto"
-    """'auto' goes on from the newest whole checkpoint of the run directory; 'never' refuses a directory that has one."""
+    """'auto' goes on from the newest whole checkpoint of the run directory; 'never' refuses one that has any."""
     collective_timeout_s: PositiveFloat = 1800.0
     """Longest wait in one collective before the job counts as hung."""
 
@@ -268,7 +268,7 @@ class WeightSyncConfig(Section):
     """How new weights reach the engines."""
 
     transport: Literal["auto", "hf_stream"] = "auto"
-    """'hf_stream' gathers Hugging Face tensors bucket by bucket; 'auto' takes the fastest one that the layout permits."""
+    """'hf_stream' gathers Hugging Face tensors bucket by bucket; 'auto' takes the fastest that the layout permits."""
     bucket_mb: Positive = 512
     """Size of one bucket in MiB."""
     verify: bool = True

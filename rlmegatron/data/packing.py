@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from itertools import pairwise
 
 MicroBatch = list[int]
 Plan = list[list[list[MicroBatch]]]
@@ -44,7 +45,7 @@ def plan_batches(
     num_samples = len(lengths)
     cuts = [index * num_samples // num_mini_batches for index in range(num_mini_batches + 1)]
     plan = []
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         bins = _fill(lengths, range(start, end), max_tokens=max_tokens, step=dp_size * micro_batch_multiple)
         plan.append(_deal(lengths, bins, dp_size=dp_size))
     return plan

@@ -166,7 +166,7 @@ def _build_chunk(
         post_process=topology.is_last_stage and chunk == topology.vpp - 1,
         share_embeddings_and_output_weights=arch.tied_embeddings and kind is HiddenStatesModel,
         position_embedding_type="rope",
-        rotary_base=arch.rope.base,  # type: ignore[arg-type]  # Megatron raises it to a power: a float is exact
+        rotary_base=arch.rope.base,
         rope_scaling=arch.rope.llama3_factor is not None,
         rope_scaling_factor=arch.rope.llama3_factor or 8.0,
         pg_collection=topology.collection,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class Learner:
     def _part(self, name: str) -> HostCopy:
         if name not in self._parts or (name == "optimizer" and self._parts[name].on_device):
             policy = list(_weights(self.actor.model))
-            others = [model for model in (self.reference and self.reference.model, self.critic and self.critic.model) if model]
+            others = [part.model for part in (self.reference, self.critic) if part is not None]
             other_weights = [tensor for model in others for tensor in _weights(model)]
             if name == "policy":
                 self._parts[name] = HostCopy(policy)
@@ -90,9 +91,10 @@ def _weights(model: ShardedModel) -> Iterator[Tensor]:
         yield from chunk.parameters()
 
 
-def _buffers(model: ShardedModel) -> Iterator[object]:
+def _buffers(model: ShardedModel) -> Iterator[Any]:
+    """Megatron's contiguous gradient buffers (not torch's buffers, whose name DDP takes over)."""
     for chunk in model.wrapped:
-        yield from chunk.buffers  # type: ignore[misc]
+        yield from chunk.buffers
 
 
 def build_learner(

@@ -138,7 +138,12 @@ def _mark_cut(parameter: nn.Parameter, rule: Rule) -> None:
 
 
 def score(
-    model: ShardedModel, batch: TrainBatch, micro_batches: Sequence[Sequence[int]], on_output: OnOutput, *, num_values: int
+    model: ShardedModel,
+    batch: TrainBatch,
+    micro_batches: Sequence[Sequence[int]],
+    on_output: OnOutput,
+    *,
+    num_values: int,
 ) -> Tensor:
     """[num_values, T] per-token values of a whole batch, aligned with its tokens, equal on every TP and PP rank.
 
@@ -146,7 +151,7 @@ def score(
     """
     parts = model.run(select_all(batch, micro_batches), on_output, backward=False)
     values = torch.zeros(num_values, len(batch.tokens), device=model.device)
-    bounds = batch.cu_seqlens.to(model.device)
+    bounds = batch.cu_seqlens.tolist()
     for part, members in zip(parts, micro_batches, strict=bool(parts)):
         if members:
             rows = torch.cat([torch.arange(bounds[i], bounds[i + 1], device=model.device) for i in members])
@@ -155,5 +160,5 @@ def score(
 
 
 def select_all(batch: TrainBatch, micro_batches: Sequence[Sequence[int]]) -> list[TrainBatch]:
-    """The micro-batches; an empty one becomes a dummy that counts for nothing, so that every rank runs the same number."""
+    """The micro-batches; an empty one becomes a dummy that counts for nothing: every rank runs the same number."""
     return [batch.select(members) if members else batch.dummy(2) for members in micro_batches]

@@ -46,7 +46,7 @@ class HostCopy:
             for storage, (size, copy) in zip(self._storages, self._saved, strict=True):
                 storage.resize_(size)
                 if copy is None:
-                    storage.fill_(0)
+                    torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage).zero_()
                 else:
                     storage.copy_(copy)
             self._saved = None

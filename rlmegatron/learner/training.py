@@ -124,5 +124,3 @@ def no_grad(model: ShardedModel) -> None:
     for chunk in model.chunks:
         chunk.requires_grad_(False)
         chunk.eval()
-
-

@@ -26,19 +26,27 @@ def token_logprobs(
     temperature: float,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """log softmax(hidden @ weight.T / temperature)[labels] and the entropy of that distribution, both [R] fp32, in nats.
+    """log softmax(hidden @ weight.T / temperature)[labels] and that distribution's entropy, both [R] fp32 in nats.
 
     hidden: [R H], equal on every rank of `group`; the caller reduces its gradient over the group (as Megatron's
     `copy_to_tensor_model_parallel_region` does). weight: [W H], rows rank*W onwards; rows at or above `vocab_size` are
     padding and take no probability. labels: [R] below `vocab_size`.
     """
-    return _TokenLogprobs.apply(hidden, weight, labels, group, vocab_size, temperature, chunk)  # type: ignore[no-any-return]
+    logp, entropy = _TokenLogprobs.apply(hidden, weight, labels, group, vocab_size, temperature, chunk)
+    return logp, entropy
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, group: Any, vocab_size: int, temperature: float, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        group: Any,
+        vocab_size: int,
+        temperature: float,
+        chunk: int,
     ) -> tuple[Tensor, Tensor]:
         shard = _Shard(weight, group, vocab_size, temperature)
         logp, entropy, log_z = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
@@ -58,7 +66,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logp, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, labels, log_z, entropy = ctx.saved_tensors
         shard = _Shard(weight, *ctx.shard_args)
         grad_hidden = torch.empty_like(hidden)

@@ -35,7 +35,7 @@ class Rope:
             fixed = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
             for key, value in fixed.items():
                 if float(scaling.get(key, value)) != value:
-                    raise ValueError(f"config.json: rope scaling {key} {scaling[key]} is not supported; Megatron has {value}")
+                    raise ValueError(f"config.json: rope scaling {key} = {scaling[key]} is not supported; use {value}")
             return cls(float(base), float(scaling["factor"]))
         raise ValueError(f"config.json: rope type {kind!r} is not supported; use 'default' or 'llama3'")
 

@@ -73,7 +73,7 @@ def _write_weights(
 
 
 def _copy_the_rest(source: Path, out: Path, dtype: torch.dtype) -> None:
-    """Tokenizer, generation config, chat template and whatever else lies beside the weights; config.json keeps its keys."""
+    """Tokenizer, generation config, chat template and what else lies beside the weights; config.json keeps its keys."""
     for file in source.iterdir():
         if file.is_file() and not any(file.match(pattern) for pattern in _WEIGHTS):
             shutil.copyfile(file, out / file.name)

@@ -48,7 +48,8 @@ class SafetensorsDirectory:
             self._handles[file] = self._open(file)
         found = self._handles[file].get_slice(name)
         if tuple(found.get_shape()) != shape:
-            raise ValueError(f"{self.directory / file}: {name} has shape {found.get_shape()}, config.json says {list(shape)}")
+            found_shape = found.get_shape()
+            raise ValueError(f"{self.directory / file}: {name} has shape {found_shape}, config.json says {list(shape)}")
         return found[tuple(slice(start, stop) for start, stop in box)]  # type: ignore[no-any-return]
 
     def _open(self, file: str) -> Any:
@@ -65,13 +66,19 @@ def slices(box: Box) -> tuple[slice, ...]:
 
 @torch.no_grad()
 def load_parameters(
-    source: SafetensorsDirectory, parameters: Mapping[str, torch.nn.Parameter], rules: Mapping[str, Rule], *, tp: int, rank: int
+    source: SafetensorsDirectory,
+    parameters: Mapping[str, torch.nn.Parameter],
+    rules: Mapping[str, Rule],
+    *,
+    tp: int,
+    rank: int,
 ) -> None:
     """Fill `parameters` (one chunk's, by local name) from `source`; rows of vocabulary padding become 0."""
     for name, parameter in parameters.items():
         rule = rules[name]
         if tuple(parameter.shape) != rule.local_shape(tp):
-            raise AssertionError(f"{name}: Megatron built {tuple(parameter.shape)}, the rule says {rule.local_shape(tp)}")
+            built, ruled = tuple(parameter.shape), rule.local_shape(tp)
+            raise AssertionError(f"{name}: Megatron built {built}, the rule says {ruled}")
         if rule.padded:
             parameter.zero_()
         shapes = {part.name: part.shape for part in rule.parts}

@@ -36,7 +36,9 @@ class TensorStream:
         """Every tensor of the checkpoint in the order in which it arrives; tied copies are left out."""
         return [(part.name, part.shape) for rule in self.rules if not rule.copy for part in rule.parts]
 
-    def buckets(self, *, bytes_per_bucket: int, dtype: torch.dtype, receive: bool) -> Iterator[list[tuple[str, Tensor]]]:
+    def buckets(
+        self, *, bytes_per_bucket: int, dtype: torch.dtype, receive: bool
+    ) -> Iterator[list[tuple[str, Tensor]]]:
         """Buckets whose gather buffer stays below `bytes_per_bucket` (one larger parameter gets its own).
 
         Ranks with `receive` False take part in the gather and get empty lists.
@@ -73,7 +75,7 @@ class TensorStream:
     def _gather(self, bucket: Sequence[Rule], dtype: torch.dtype) -> list[Tensor]:
         mine = [self.parameters[rule.parameter] for rule in self._sent_by(bucket, self.places[self.group.rank()])]
         device = next(iter(self.parameters.values())).device
-        flat = torch.cat([p.detach().to(dtype).flatten() for p in mine]) if mine else torch.empty(0, dtype=dtype, device=device)
+        flat = torch.cat([torch.empty(0, dtype=dtype, device=device), *(p.detach().to(dtype).flatten() for p in mine)])
         if len(self.places) == 1:
             return [flat]
         padded = torch.zeros(self._buffer_numel(bucket) // len(self.places), dtype=dtype, device=device)

@@ -135,7 +135,7 @@ def _on_the_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 def _all_to_all_single(output: Any, input: Any, output_splits: Any = None, input_splits: Any = None, **kw: Any) -> Any:
     """The MoE token dispatcher passes split sizes as tensors, which gloo does not take."""
     splits = [s.tolist() if isinstance(s, torch.Tensor) else s for s in (output_splits, input_splits)]
-    return torch.distributed.all_to_all_single(output, input, *splits, **kw)
+    return torch.distributed.all_to_all_single(output, input, splits[0], splits[1], **kw)
 
 
 def _answer_on_tensors() -> None:

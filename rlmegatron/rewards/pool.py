@@ -6,6 +6,7 @@ fresh interpreters (`worker.py`), so a caller with gloo groups, torch threads or
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -61,10 +62,8 @@ class Worker:
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self._process.wait()
         self._connection = self._process = None
 

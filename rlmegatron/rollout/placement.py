@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def share_cores(cores: Sequence[int], *, num_shares: int) -> tuple[str, ...]:
     if len(ordered) < num_shares:
         return tuple(str(ordered[share % len(ordered)]) for share in range(num_shares))
     bounds = [share * len(ordered) // num_shares for share in range(num_shares + 1)]
-    return tuple(_as_text(ordered[first:last]) for first, last in zip(bounds, bounds[1:], strict=False))
+    return tuple(_as_text(ordered[first:last]) for first, last in pairwise(bounds))
 
 
 def _as_text(cores: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ import sglang or torch, which only the child loads.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -140,10 +141,8 @@ class EngineServer:
             return
         self._stopped = True
         leftovers = shared_memory_of(self.pid)
-        try:
+        with contextlib.suppress(ProcessLookupError):  # all of it has ended
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of it has ended
         self._process.wait()
         for path in leftovers:
             path.unlink(missing_ok=True)

@@ -58,7 +58,13 @@ class EnginesDied(Exception):
 
 
 def generate(
-    world: World, rollout: Rollout, prompts: Sequence[Prompt], sampling: SamplingConfig, *, num_samples: int, purpose: str
+    world: World,
+    rollout: Rollout,
+    prompts: Sequence[Prompt],
+    sampling: SamplingConfig,
+    *,
+    num_samples: int,
+    purpose: str,
 ) -> list[SampleGroup]:
     """`num_samples` answers to each prompt of this rank's share; raises EnginesDied or RankFailure on every rank.
 

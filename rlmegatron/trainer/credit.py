@@ -7,6 +7,7 @@ is the same however the samples are spread over ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,12 @@ def add_scores(learner: Learner, batch: StepBatch) -> tuple[StepBatch, Tensor]:
 
 
 def add_advantages(
-    batch: StepBatch, piece: Piece, config: AlgorithmConfig, *, group: dist.ProcessGroup, collect: Callable[[object], list]
+    batch: StepBatch,
+    piece: Piece,
+    config: AlgorithmConfig,
+    *,
+    group: dist.ProcessGroup,
+    collect: Callable[[Any], list[Any]],
 ) -> StepBatch:
     """Collective over the data-parallel `group`; `collect` gathers a Python object from every rank of the world."""
     local = batch.local
@@ -45,7 +51,8 @@ def add_advantages(
         totals = _reward_totals(batch, kl, config, collect)
         per_sample = piece(rewards=totals, group_ids=batch.group_ids, normalize_std=config.normalize_std)
         own = per_sample[torch.tensor(batch.own, dtype=torch.int64)].float().to(local.tokens.device)
-        return batch.with_local(local.with_tensors(advantages=broadcast_to_tokens(own, local.cu_seqlens, local.loss_mask)))
+        advantages = broadcast_to_tokens(own, local.cu_seqlens, local.loss_mask)
+        return batch.with_local(local.with_tensors(advantages=advantages))
     offered = {
         "token_rewards": _token_rewards(local, kl, config),
         "mask": local.loss_mask,
@@ -76,7 +83,7 @@ def _token_rewards(local: TrainBatch, kl: Tensor | None, config: AlgorithmConfig
 
 
 def _reward_totals(
-    batch: StepBatch, kl: Tensor | None, config: AlgorithmConfig, collect: Callable[[object], list]
+    batch: StepBatch, kl: Tensor | None, config: AlgorithmConfig, collect: Callable[[Any], list[Any]]
 ) -> Tensor:
     """[N] float64: each sample's reward, less its charged divergence."""
     if kl is None:

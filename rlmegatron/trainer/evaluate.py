@@ -23,9 +23,7 @@ def evaluate(run: Run, step: int) -> dict[str, float]:
         metrics |= _evaluate(run, step, name, prompts, run.rollout.greedy_sampling(), kind="greedy", num_samples=1)
         if run.cfg.eval.samples:
             sampling = run.rollout.training_sampling()
-            metrics |= _evaluate(
-                run, step, name, prompts, sampling, kind="sampled", num_samples=run.cfg.eval.samples
-            )
+            metrics |= _evaluate(run, step, name, prompts, sampling, kind="sampled", num_samples=run.cfg.eval.samples)
     return metrics
 
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from rlmegatron.distributed.world import RankFailure
 from rlmegatron.rollout.api import SamplingConfig
+from rlmegatron.rollout.sglang_engine import SGLangEngine
 from rlmegatron.trainer.collect import EnginesDied, generate
-from rlmegatron.trainer.run import Run
+from rlmegatron.trainer.run import Run, on_engine
 from rlmegatron.types import Prompt, SampleGroup
 from rlmegatron.weight_sync.publish import publish
 
@@ -25,14 +26,12 @@ def publish_weights(run: Run, version: int) -> None:
 def hand_device_to_engine(run: Run) -> None:
     """The learner's weights leave, the KV cache comes."""
     run.learner.weights_to_host()
-    engine = run.rollout.engine
-    run.world.settle("wake", lambda: engine and engine.wake(kv_cache=True))
+    on_engine(run, "wake", lambda engine: engine.wake(kv_cache=True))
 
 
 def hand_device_to_learner(run: Run) -> None:
     """The engines sleep, the learner's weights and optimizer state come back."""
-    engine = run.rollout.engine
-    run.world.settle("sleep", lambda: engine and engine.alive() and engine.sleep())
+    on_engine(run, "sleep", _sleep_if_alive)
     run.learner.to_device()
 
 
@@ -55,8 +54,17 @@ def generate_or_recover(
 def _recover(run: Run, death: EnginesDied, version: int) -> None:
     run.say(f"{death.report}\nrestarting the engine once and publishing version {version} again")
     run.rollout.restarted = True
-    engine = run.rollout.engine
     hand_device_to_learner(run)
-    run.world.settle("engine restart", lambda: engine and not engine.alive() and engine.restart())
+    on_engine(run, "engine restart", _restart_if_dead)
     publish_weights(run, version)
     hand_device_to_engine(run)
+
+
+def _sleep_if_alive(engine: SGLangEngine) -> None:
+    if engine.alive():
+        engine.sleep()
+
+
+def _restart_if_dead(engine: SGLangEngine) -> None:
+    if not engine.alive():
+        engine.restart()

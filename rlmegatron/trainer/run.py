@@ -129,8 +129,18 @@ def _build(cfg: RunConfig, world: World, undo: list[Callable[[], None]]) -> Run:
     if prompts is not None:
         for notice in prompts.notices:
             run.say(notice)
-    world.settle("engine start", lambda: rollout.engine and rollout.engine.wait_ready())
+    on_engine(run, "engine start", SGLangEngine.wait_ready)
     return run
+
+
+def on_engine(run: Run, phase: str, action: Callable[[SGLangEngine], None]) -> None:
+    """Do something with every engine, on its lead rank; an error on one is an error on all."""
+
+    def act() -> None:
+        if run.rollout.engine is not None:
+            action(run.rollout.engine)
+
+    run.world.settle(phase, act)
 
 
 def open_sinks(run: Run, *, resumed_from: int | None) -> None:
@@ -190,9 +200,7 @@ def _rollout(cfg: RunConfig, world: World, tokenizer: Any, undo: list[Callable[[
     return Rollout(cfg.rollout, engines, engine, placement.index, cfg.seed)
 
 
-def _data(
-    cfg: RunConfig, world: World, tokenizer: Any
-) -> tuple[PromptStream | None, Mapping[str, Sequence[Prompt]]]:
+def _data(cfg: RunConfig, world: World, tokenizer: Any) -> tuple[PromptStream | None, Mapping[str, Sequence[Prompt]]]:
     """Rank 0 reads the files; evaluation prompts are sent to all, training prompts step by step."""
     held: list[PromptStream] = []
 

@@ -78,12 +78,16 @@ class Objectives:
         return LossTerm(term.total, {**term.stats, "loss": loss})
 
 
-def update_actor(learner: Learner, batch: StepBatch, objectives: Objectives, *, epochs: int) -> Iterator[dict[str, Metric]]:
+def update_actor(
+    learner: Learner, batch: StepBatch, objectives: Objectives, *, epochs: int
+) -> Iterator[dict[str, Metric]]:
     """One optimizer step per mini-batch and epoch; yields each step's metrics where this rank reports them."""
     yield from _update(learner.topology, batch, objectives, learner.actor.update, objectives.policy, epochs)
 
 
-def update_critic(learner: Learner, batch: StepBatch, objectives: Objectives, *, epochs: int) -> Iterator[dict[str, Metric]]:
+def update_critic(
+    learner: Learner, batch: StepBatch, objectives: Objectives, *, epochs: int
+) -> Iterator[dict[str, Metric]]:
     """The same for the critic."""
     assert learner.critic is not None
     yield from _update(learner.topology, batch, objectives, learner.critic.update, objectives.value, epochs)
@@ -124,5 +128,7 @@ def _metrics(report: StepReport, *, reports: bool) -> dict[str, Metric]:
     for stats in report.stats:
         for name, stat in stats.items():
             merged[name] = merged[name].merge(stat) if name in merged else stat
-    metrics: dict[str, Metric] = {name: from_parts(stat.reduction, stat.parts.tolist()) for name, stat in merged.items()}
+    metrics: dict[str, Metric] = {
+        name: from_parts(stat.reduction, stat.parts.tolist()) for name, stat in merged.items()
+    }
     return {**metrics, "grad_norm": Mean.of([report.grad_norm]), "lr": Last(report.lr)}

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 _CHUNK = 1 << 22
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as int64: spreads the position over all bits
 
 
 def digest(tensor: Tensor) -> int:
     """Sum over elements of bits * odd(position), modulo 2^64: sensitive to every bit and to every element's place."""
-    bits = tensor.detach().contiguous().view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
-    flat, total = bits.flatten(), 0
+    flat, total = tensor.detach().contiguous().flatten().view(_BITS[tensor.itemsize]), 0
     for start in range(0, len(flat), _CHUNK):
         part = flat[start : start + _CHUNK].long()
         position = torch.arange(start + 1, start + 1 + len(part), device=part.device)

@@ -75,6 +75,6 @@ class HfStream:
         if wrong:
             name, ranks = next(iter(wrong.items()))
             raise EngineError(
-                f"after the transfer {len(wrong)} of {len(self._boxes[0])} parameters differ between learner and engine; "
+                f"after the transfer {len(wrong)} of {len(self._boxes[0])} tensors differ between learner and engine; "
                 f"the first is {name} on engine ranks {ranks}"
             )

@@ -11,9 +11,7 @@ from rlmegatron.rollout.api import RolloutEngine
 from rlmegatron.weight_sync.transport import Transport
 
 
-def publish(
-    world: World, transport: Transport, engine: RolloutEngine | None, *, version: int, verify: bool
-) -> None:
+def publish(world: World, transport: Transport, engine: RolloutEngine | None, *, version: int, verify: bool) -> None:
     """Collective. The learner's weights must be on the device and its optimizer state off it (`learner.residency`).
 
     An engine whose update failed, on any rank, refuses to generate until a publish succeeds; so does one whose
@@ -27,14 +25,24 @@ def publish(
         failure = error
     world.settle("publish (transfer)", lambda: _check(failure))
     if verify:
-        world.settle("publish (verify)", lambda: engine and transport.verify(engine))
-    world.settle("publish (close)", lambda: engine and engine.end_weight_update(version=version))
+        world.settle("publish (verify)", lambda: _verify(transport, engine))
+    world.settle("publish (close)", lambda: _close(engine, version))
 
 
 def _open(engine: RolloutEngine | None) -> None:
     if engine is not None:
         engine.wake(weights=True)
         engine.begin_weight_update()
+
+
+def _verify(transport: Transport, engine: RolloutEngine | None) -> None:
+    if engine is not None:
+        transport.verify(engine)
+
+
+def _close(engine: RolloutEngine | None, version: int) -> None:
+    if engine is not None:
+        engine.end_weight_update(version=version)
 
 
 def _check(failure: Exception | None) -> None:

@@ -88,7 +88,8 @@ def _attention(arch: Architecture, layer: int) -> Iterator[Rule]:
         for name in ("q", "k"):
             norm = Part(f"{attention}{name}_norm.weight", (arch.head_dim,))
             yield Rule(f"{here}self_attention.{name}_layernorm.weight", (norm,))
-    yield Rule(here + "self_attention.linear_proj.weight", (Part(attention + "o_proj.weight", (hidden, queries)),), dim=1)
+    output = Part(attention + "o_proj.weight", (hidden, queries))
+    yield Rule(here + "self_attention.linear_proj.weight", (output,), dim=1)
 
 
 def _mlp(arch: Architecture, layer: int) -> Iterator[Rule]:

@@ -57,7 +57,7 @@ def test_a_users_function_may_leave_inputs_out(user_module):
 
 def test_a_users_function_with_kwargs_gets_everything(user_module):
     name = user_module("def loss(**inputs):\n    return sorted(inputs)\n")
-    offered = {key: 0 for key in FORMS["policy_loss"][0].offered}
+    offered = dict.fromkeys(FORMS["policy_loss"][0].offered, 0)
     assert resolve("policy_loss", f"{name}:loss")(**offered) == sorted(offered)
 
 

@@ -1,6 +1,7 @@
 """GAE over ragged sequences against its definition as a double loop, and against TRL's padded recursion."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from rlmegatron.algorithms.gae import gae
 def slow_gae(rewards, values, mask, cu_seqlens, gamma, lam):
     """A_t = sum over l of (gamma lam)^l delta_t+l, from the definition, one counted token at a time."""
     advantages = [0.0] * len(rewards)
-    for start, end in zip(cu_seqlens, cu_seqlens[1:], strict=False):
+    for start, end in pairwise(cu_seqlens):
         at = [t for t in range(start, end) if mask[t]]
         for i in range(len(at)):
             for ahead in range(i, len(at)):

@@ -4,6 +4,7 @@ import io
 import math
 import sys
 import types
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -178,8 +179,8 @@ def test_wandb_goes_on_with_its_run_when_the_training_does(wandb_runs, tmp_path)
 class FakeMlflowClient:
     """As much of mlflow.MlflowClient as the sink uses, and as strict: at most 1000 metrics a call."""
 
-    runs: dict = {}
-    experiments: dict = {}
+    runs: ClassVar[dict] = {}
+    experiments: ClassVar[dict] = {}
 
     def __init__(self, tracking_uri):
         self.uri = tracking_uri
