@@ -90,7 +90,7 @@ class CriticConfig(Section):
     warmup_steps: NonNegative = 0
     """First steps of the run in which only the critic is updated."""
     path: str | None = None
-    """Hugging Face directory that the critic's body starts from, None means model.path; its value head starts at zero."""
+    """Hugging Face directory that the critic's body starts from; None means model.path. Its value head starts at 0."""
 
 
 class RolloutConfig(Section):
@@ -168,7 +168,7 @@ class RewardConfig(Section):
     args: Annotated[dict[str, str | int | float | bool | None], Field(strict=False)] = {}
     """Keyword arguments of the reward, checked against its signature at start."""
     timeout_s: PositiveFloat = 30.0
-    """Longest time one answer's judgement may take."""
+    """Longest time a judgement may take; verifiers of the table that take linear time run without a limit."""
     workers: Positive = 8
     """Answers judged at the same time."""
     on_error: Literal["stop", "score"] = "stop"

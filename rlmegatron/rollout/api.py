@@ -47,6 +47,15 @@ class RolloutEngine(Protocol):
     tensor: int
     """Ranks of the engine (its TP)."""
 
+    def wait_ready(self) -> None:
+        """Wait until the engine has started; raises EngineError with the end of its log."""
+
+    def alive(self) -> bool:
+        """Whether the engine's process runs."""
+
+    def restart(self) -> None:
+        """Replace a dead engine; the new one serves only after a publish."""
+
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingConfig) -> list[Sample]:
         """Answers in the order of the requests; raises EngineError."""
 

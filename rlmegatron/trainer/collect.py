@@ -6,7 +6,7 @@ In: the prompts of a step, the same on every rank. Out: judged groups on the lea
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlmegatron.config.schema import RolloutConfig
@@ -32,6 +32,15 @@ class Rollout:
     def share(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         """The prompts of this rank's engine: every len(engines)-th; none where this rank leads no engine."""
         return prompts[self.engine_index :: len(self.engines)] if self.engine is not None else ()
+
+    def on_engine(self, world: World, phase: str, action: Callable[[SGLangEngine], None]) -> None:
+        """Do something with every engine, on its lead rank; an error on one is an error on all."""
+
+        def act() -> None:
+            if self.engine is not None:
+                action(self.engine)
+
+        world.settle(phase, act)
 
     def training_sampling(self) -> SamplingConfig:
         """How answers to learn from are drawn."""

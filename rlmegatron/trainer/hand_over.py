@@ -12,7 +12,7 @@ from rlmegatron.distributed.world import RankFailure
 from rlmegatron.rollout.api import SamplingConfig
 from rlmegatron.rollout.sglang_engine import SGLangEngine
 from rlmegatron.trainer.collect import EnginesDied, generate
-from rlmegatron.trainer.run import Run, on_engine
+from rlmegatron.trainer.run import Run
 from rlmegatron.types import Prompt, SampleGroup
 from rlmegatron.weight_sync.publish import publish
 
@@ -26,12 +26,12 @@ def publish_weights(run: Run, version: int) -> None:
 def hand_device_to_engine(run: Run) -> None:
     """The learner's weights leave, the KV cache comes."""
     run.learner.weights_to_host()
-    on_engine(run, "wake", lambda engine: engine.wake(kv_cache=True))
+    run.rollout.on_engine(run.world, "wake", lambda engine: engine.wake(kv_cache=True))
 
 
 def hand_device_to_learner(run: Run) -> None:
     """The engines sleep, the learner's weights and optimizer state come back."""
-    on_engine(run, "sleep", _sleep_if_alive)
+    run.rollout.on_engine(run.world, "sleep", _sleep_if_alive)
     run.learner.to_device()
 
 
@@ -55,7 +55,7 @@ def _recover(run: Run, death: EnginesDied, version: int) -> None:
     run.say(f"{death.report}\nrestarting the engine once and publishing version {version} again")
     run.rollout.restarted = True
     hand_device_to_learner(run)
-    on_engine(run, "engine restart", _restart_if_dead)
+    run.rollout.on_engine(run.world, "engine restart", _restart_if_dead)
     publish_weights(run, version)
     hand_device_to_engine(run)
 

@@ -107,6 +107,10 @@ def _build(cfg: RunConfig, world: World, undo: list[Callable[[], None]]) -> Run:
     prompts, eval_sets = _data(cfg, world, tokenizer)
     reward = world.settle("reward", lambda: _judge(cfg, undo))
     advantage = world.settle("algorithm", lambda: resolve("advantage", cfg.algorithm.advantage))
+    if world.device.type == "cuda":
+        # The two cannot be on the device together; on a CPU they can, and starting side by side is faster.
+        rollout.on_engine(world, "engine start", SGLangEngine.wait_ready)
+        rollout.on_engine(world, "engine start", SGLangEngine.sleep)
     learner = _learner(cfg, world, arch, needs_critic="values" in advantage.inputs)
     stream = learner.actor.model.tensor_stream()
     run = Run(
@@ -129,18 +133,8 @@ def _build(cfg: RunConfig, world: World, undo: list[Callable[[], None]]) -> Run:
     if prompts is not None:
         for notice in prompts.notices:
             run.say(notice)
-    on_engine(run, "engine start", SGLangEngine.wait_ready)
+    rollout.on_engine(world, "engine start", SGLangEngine.wait_ready)
     return run
-
-
-def on_engine(run: Run, phase: str, action: Callable[[SGLangEngine], None]) -> None:
-    """Do something with every engine, on its lead rank; an error on one is an error on all."""
-
-    def act() -> None:
-        if run.rollout.engine is not None:
-            action(run.rollout.engine)
-
-    run.world.settle(phase, act)
 
 
 def open_sinks(run: Run, *, resumed_from: int | None) -> None:
