@@ -83,6 +83,16 @@ install_cpu() {
     install -r launch/requirements-cpu.txt
     install --no-deps -r launch/requirements-no-deps.txt
     install --no-deps --no-build-isolation --editable .
+    hook_torchvision
+}
+
+# torchvision's wheel is linked against CUDA and does not import beside a CPU build of torch, and transformers imports it
+# with every model. A .pth file runs at the start of each Python of this environment.
+hook_torchvision() {
+    local site
+    site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo 'import rlmegatron.platform.torchvision_ops as ops; ops.install_torchvision_hook()' \
+        >"$site/rlmegatron_torchvision.pth"
 }
 
 install_gpu() {

@@ -79,8 +79,9 @@ if [[ -e $run ]] && ! $resume; then
 fi
 
 began=$SECONDS
-# --standalone finds a free port. One thread a process: the two of them and their engines share the machine's cores.
-OMP_NUM_THREADS=1 .venv/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 \
+# --standalone finds a free port. One thread a process, which sleeps while it waits: the two of them and their engines
+# share the machine's cores.
+OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 \
     launch/train.py --config "yaml_configs/quickstart_$algorithm.yaml" \
     ${overrides[@]+"${overrides[@]}"} "run_dir=$run" || {
     code=$?
