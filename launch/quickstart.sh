@@ -16,7 +16,7 @@ where the accuracy is that of greedy answers before and after, and the seconds a
 
   grpo                groups of 8 answers judged against each other, no critic (default)
   ppo                 a critic and GAE
-  ppo_mixed           the same on problems of 3 to 7 digits, where the critic has something to foresee
+  ppo_mixed           the same on problems of 3, 4, 6 or 7 digits, whose length foretells the outcome to the critic
   --seed N            seed of the start, the data and the run (default 1)
   --resume            go on with a run that was stopped; without it an earlier run is moved aside (RUN.1, RUN.2, ...)
   section.key=value   overrides of yaml_configs/quickstart_*.yaml, for example train.steps=10

@@ -24,6 +24,7 @@ from rlmegatron.config.report import check_report
 from rlmegatron.config.rules import problems, warnings
 from rlmegatron.config.schema import RunConfig
 from rlmegatron.config.schema_json import schema_text
+from rlmegatron.distributed.launcher import SEE_REPORT, leave_note
 from rlmegatron.models.table import read_architecture
 from rlmegatron.rewards.table import resolve as resolve_reward
 
@@ -166,7 +167,8 @@ def _reporting_mistakes(config: str, work: Callable[[], int]) -> int:
             who = f"rank {os.environ['RANK']}: "
         count = len(error.problems)
         heading = f"{who}{config}: {count} problem{'' if count == 1 else 's'}, nothing was started"
-        print("\n".join([heading, *(f"  {problem}" for problem in error.problems)]), file=sys.stderr)
+        print("\n".join([heading, *(f"  {problem}" for problem in error.problems)]), file=sys.stderr, flush=True)
+        leave_note(SEE_REPORT)
         return USER_ERROR
 
 

@@ -68,7 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--variant",
         choices=sorted(problems.VARIANTS),
         default="sort5",
-        help="sort5: five digits (default); mixed: three to seven, so that the length foretells the outcome",
+        help="sort5: five digits (default); mixed: three, four, six or seven, so that the length foretells the outcome",
     )
     parser.add_argument(
         "--threads",

@@ -59,7 +59,11 @@ class CheckpointDirectory:
         """The plain state of a whole checkpoint; ValueError names a file that cannot be read."""
         path = self.of(step) / STATE_FILE
         try:
-            return json.loads(path.read_text())  # type: ignore[no-any-return]
-        except (OSError, json.JSONDecodeError) as error:
-            hint = f"delete {self.of(step)} to resume from an older one"
-            raise ValueError(f"{path}: cannot be read ({error}); {hint}") from None
+            state = json.loads(path.read_text())
+            if not isinstance(state, dict):
+                raise ValueError(f"it holds a {type(state).__name__} in place of an object")
+            return state
+        except (OSError, ValueError) as error:  # text that is no JSON or no UTF-8 is a ValueError
+            raise ValueError(
+                f"{path}: cannot be read ({error}); delete {self.of(step)} to resume from an older one"
+            ) from None

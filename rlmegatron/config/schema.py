@@ -89,6 +89,8 @@ class CriticConfig(Section):
     """The critic's optimizer."""
     warmup_steps: NonNegative = 0
     """First steps of the run in which only the critic is updated."""
+    epochs: Positive | None = None
+    """Passes of the critic over a rollout batch; None means train.epochs."""
     path: str | None = None
     """Hugging Face directory that the critic's body starts from; None means model.path. Its value head starts at 0."""
 

@@ -5,15 +5,25 @@ In: the error that ended this rank. Out: the report on stderr, once, and the exi
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from typing import NoReturn
 
 import torch.distributed as dist
 
-from rlmegatron.distributed.world import RankFailure, World
+from rlmegatron.distributed.launcher import SEE_REPORT, leave_note
+from rlmegatron.distributed.world import RankFailure, World, describe_error
 
 FAILED = 1
 INTERRUPTED = 130
+# How gloo and NCCL say that the process at the other end is gone.
+_PARTNER_IS_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+)
 
 
 def exit_code_of_failure(world: World, error: BaseException) -> int:
@@ -27,10 +37,29 @@ def exit_code_of_failure(world: World, error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, RankFailure):
         if world.is_lead:
-            _print(str(error))
+            _report(str(error))
     elif _is_first(world):
-        _print(f"rank {world.rank} failed:\n\n{''.join(traceback.format_exception(error)).rstrip()}")
+        _report(_of_one_rank(world.rank, error))
     return FAILED
+
+
+def end_process(code: int) -> NoReturn:
+    """Exit without Python's own tear-down, which can wait for ever for a thread or for a collective that never ends."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _of_one_rank(rank: int, error: BaseException) -> str:
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PARTNER_IS_GONE):
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return (
+            f"rank {rank} lost another rank, which ended without a report: killed, out of memory, or crashed.\n"
+            "torchrun lists below which rank that was, with its exit code or signal.\n"
+            f"Rank {rank} noticed in {where.name} ({where.filename}:{where.lineno}): {str(error).splitlines()[0]}"
+        )
+    summary, trace = describe_error(error)
+    return f"rank {rank} failed: {summary}" + (f"\n\n{trace.rstrip()}" if trace else "")
 
 
 def _is_first(world: World) -> bool:
@@ -42,6 +71,7 @@ def _is_first(world: World) -> bool:
         return world.is_lead
 
 
-def _print(report: str) -> None:
+def _report(text: str) -> None:
     line = "=" * 100
-    print(f"\n{line}\n{report}\n{line}", file=sys.stderr, flush=True)
+    print(f"\n{line}\n{text}\n{line}", file=sys.stderr, flush=True)
+    leave_note(SEE_REPORT)

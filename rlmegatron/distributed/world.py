@@ -100,15 +100,22 @@ class _Error:
 
 
 def _attempt(work: Callable[[], Any]) -> tuple[Any, _Error | None]:
-    """A ValueError is a user's mistake and needs no traceback; anything else keeps it."""
     try:
         return work(), None
     except RankFailure as failure:
         return None, _Error(str(failure), "")
     except Exception as error:
-        expected = isinstance(error, (ValueError, OSError)) or getattr(error, "expected", False)
-        name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        return None, _Error(f"{name}{error}", "" if expected else traceback.format_exc())
+        return None, _Error(*describe_error(error))
+
+
+def describe_error(error: BaseException) -> tuple[str, str]:
+    """A summary and a traceback; the traceback is empty for errors that say all there is to know.
+
+    Those are a user's mistake (ValueError), the file system's (OSError), and classes with `expected = True`.
+    """
+    name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    expected = isinstance(error, (ValueError, OSError)) or getattr(error, "expected", False)
+    return f"{name}{error}", "" if expected else "".join(traceback.format_exception(error))
 
 
 def start_world(*, timeout_s: float) -> World:

@@ -36,11 +36,16 @@ class PackedAttention(nn.Module):
     no mask is needed and the result is exact. A bucket holds at most `attention_chunk` padded tokens (or one sequence).
     """
 
-    attention_chunk = 4096
-
-    def __init__(self, config: TransformerConfig, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *_: Any,
+        attention_chunk: int,
+        softmax_scale: float | None = None,
+        **__: Any,
+    ) -> None:
         super().__init__()
-        self.softmax_scale = softmax_scale
+        self.attention_chunk, self.softmax_scale = attention_chunk, softmax_scale
 
     def forward(
         self,

@@ -127,14 +127,14 @@ def has_transformer_engine() -> bool:
     return bool(transformer_engine.HAVE_TE) and torch.cuda.is_available()
 
 
-def layer_spec(arch: Architecture) -> tuple[ModuleSpec, type | None]:
+def layer_spec(arch: Architecture, model: ModelConfig) -> tuple[ModuleSpec, type | None]:
     """The spec of one layer, and the class of the block's final norm (None: Megatron's own)."""
     if has_transformer_engine():
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=arch.qk_norm), None
     spec = get_gpt_layer_local_spec(qk_layernorm=arch.qk_norm, normalization="RMSNorm")
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
     attention = spec.submodules.self_attention.submodules
-    attention.core_attention = PackedAttention
+    attention.core_attention = ModuleSpec(PackedAttention, params={"attention_chunk": model.attention_chunk})
     if arch.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return spec, RMSNorm
@@ -145,13 +145,21 @@ def build_chunks(
 ) -> list[HiddenStatesModel]:
     """This rank's pipeline chunks, on `device`, with unset parameters."""
     config = transformer_config(arch, model, topology)
-    return [_build_chunk(kind, arch, config, topology, chunk).to(device) for chunk in range(topology.vpp)]
+    spec, final_norm = layer_spec(arch, model)
+    return [
+        _build_chunk(kind, arch, config, topology, spec, final_norm, chunk).to(device) for chunk in range(topology.vpp)
+    ]
 
 
 def _build_chunk(
-    kind: type[HiddenStatesModel], arch: Architecture, config: TransformerConfig, topology: Topology, chunk: int
+    kind: type[HiddenStatesModel],
+    arch: Architecture,
+    config: TransformerConfig,
+    topology: Topology,
+    spec: ModuleSpec,
+    final_norm: type | None,
+    chunk: int,
 ) -> HiddenStatesModel:
-    spec, final_norm = layer_spec(arch)
     vp_stage = chunk if topology.vpp > 1 else None
     block: ModuleSpec | TransformerBlockSubmodules = spec
     if final_norm is not None:

@@ -108,17 +108,18 @@ def build_learner(
     critic_optimizer: OptimizerConfig | None,
     critic_path: str | None,
     with_reference: bool,
-    num_steps: int,
+    actor_steps: int,
+    critic_steps: int,
     distributed_optimizer: bool,
 ) -> Learner:
-    """Build and load every model; `num_steps` optimizer steps in the whole run set the length of the decay."""
+    """Build and load every model; the optimizer steps of the whole run set the length of each decay."""
 
     def load(kind: type[HiddenStatesModel], path: str) -> ShardedModel:
         sharded = ShardedModel(kind, arch, model, topology, device)
         sharded.load(path)
         return sharded
 
-    def train(sharded: ShardedModel, optimizer: OptimizerConfig) -> Training:
+    def train(sharded: ShardedModel, optimizer: OptimizerConfig, num_steps: int) -> Training:
         return Training(sharded, optimizer, num_steps=num_steps, distributed_optimizer=distributed_optimizer)
 
     reference = critic = None
@@ -127,8 +128,8 @@ def build_learner(
         no_grad(frozen)
         reference = Policy(frozen, temperature=temperature)
     policy = load(HiddenStatesModel, model.path)
-    actor = Policy(policy, temperature=temperature, training=train(policy, actor_optimizer))
+    actor = Policy(policy, temperature=temperature, training=train(policy, actor_optimizer, actor_steps))
     if critic_optimizer is not None:
         values = load(ValueModel, critic_path or model.path)
-        critic = Critic(values, train(values, critic_optimizer))
+        critic = Critic(values, train(values, critic_optimizer, critic_steps))
     return Learner(topology, device, actor, reference, critic)

@@ -36,6 +36,8 @@ class Rope:
             for key, value in fixed.items():
                 if float(scaling.get(key, value)) != value:
                     raise ValueError(f"config.json: rope scaling {key} = {scaling[key]} is not supported; use {value}")
+            if "factor" not in scaling:
+                raise ValueError("config.json: rope type 'llama3' needs a factor")
             return cls(float(base), float(scaling["factor"]))
         raise ValueError(f"config.json: rope type {kind!r} is not supported; use 'default' or 'llama3'")
 
@@ -76,6 +78,14 @@ def positive(config: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or value <= 0:
         raise ValueError(f"config.json: {key} must be a whole number above 0, got {value!r}")
     return value
+
+
+def positive_number(config: Mapping[str, Any], key: str) -> float:
+    """A required number above 0."""
+    value = config.get(key)
+    if not isinstance(value, (int, float)) or value <= 0:
+        raise ValueError(f"config.json: {key} must be a number above 0, got {value!r}")
+    return float(value)
 
 
 def refuse(config: Mapping[str, Any], **allowed: tuple[Any, ...]) -> None:

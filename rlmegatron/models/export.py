@@ -32,26 +32,28 @@ def export(
 ) -> None:
     """Write the model to `out` on the one rank with `writes`; every rank of the stream's group must call.
 
-    An existing `out` is replaced only when the new one is whole. Raises OSError of the file system.
+    An existing `out` is replaced only when the new one is whole. Raises OSError of the file system on the writing rank,
+    after it has taken part in the stream to the end, so that no other rank waits for it.
     """
     partial = out.with_name(out.name + ".partial")
-    if writes:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
     tensors = (
         item
         for bucket in stream.buckets(bytes_per_bucket=bytes_per_bucket, dtype=dtype, receive=writes)
         for item in bucket
     )
-    if not writes:
+    try:
+        if writes:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            _write_weights(stream, tensors, partial, dtype=dtype, bytes_per_file=bytes_per_file)
+    finally:
         for _ in tensors:
             pass
-        return
-    _write_weights(stream, tensors, partial, dtype=dtype, bytes_per_file=bytes_per_file)
-    _copy_the_rest(Path(source), partial, dtype)
-    if out.exists():
-        shutil.rmtree(out)
-    partial.rename(out)
+    if writes:
+        _copy_the_rest(Path(source), partial, dtype)
+        if out.exists():
+            shutil.rmtree(out)
+        partial.rename(out)
 
 
 def _write_weights(

@@ -23,8 +23,9 @@ class SafetensorsDirectory:
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
         index = self.directory / "model.safetensors.index.json"
+        self._files: dict[str, str]
         if index.is_file():
-            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            self._files = _read_index(index)
         elif (self.directory / "model.safetensors").is_file():
             with self._open("model.safetensors") as file:
                 self._files = dict.fromkeys(file.keys(), "model.safetensors")
@@ -34,6 +35,11 @@ class SafetensorsDirectory:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
+
+    def check(self) -> None:
+        """Open every file; ValueError names one that is not whole."""
+        for file in sorted(set(self._files.values())):
+            self._open(file)
 
     def names(self) -> list[str]:
         """All tensor names."""
@@ -57,6 +63,13 @@ class SafetensorsDirectory:
             return safe_open(self.directory / file, framework="pt")
         except Exception as error:  # safetensors raises its own and OSErrors alike
             raise ValueError(f"{self.directory / file}: cannot be read as safetensors: {error}") from None
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(path.read_text())["weight_map"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: cannot be read as an index of safetensors: {error!r}") from None
 
 
 def slices(box: Box) -> tuple[slice, ...]:

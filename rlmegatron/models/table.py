@@ -23,7 +23,10 @@ def read_architecture(directory: str) -> Architecture:
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ValueError(f"model.path: {path} does not exist; model.path must be a Hugging Face directory")
-    config = json.loads(path.read_text())
+    try:
+        config = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: cannot be read as JSON: {error}") from None
     names = config.get("architectures") or ["(none)"]
     if names[0] not in FAMILIES:
         raise ValueError(f"{path}: architecture {names[0]} is not supported; supported: {', '.join(FAMILIES)}")

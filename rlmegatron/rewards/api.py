@@ -25,6 +25,9 @@ RESERVED_PART = "error"
 class RewardError(RuntimeError):
     """Judging failed; the message names the sample, or the reward's process if no sample is to blame."""
 
+    expected = True
+    """The message says it all: a report needs no traceback of ours."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

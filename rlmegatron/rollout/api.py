@@ -17,7 +17,10 @@ class EngineError(RuntimeError):
 
 
 class EngineDied(EngineError):
-    """An engine's process has ended."""
+    """An engine's process has ended; the message ends with its log's last lines."""
+
+    expected = True
+    """The message says it all: a report needs no traceback of ours."""
 
 
 @dataclass(frozen=True, slots=True)

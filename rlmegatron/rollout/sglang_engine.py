@@ -103,6 +103,14 @@ class SGLangEngine:
                 died=self._server.died,
                 describe=self._server.describe,
             )
+            # On a CPU, SGLang collects garbage at every flush, a walk of half a second over what its start has left,
+            # unless that is frozen. Without a warm-up it tries to do so before it listens, and so in vain.
+            self._client.call("/freeze_gc", {}, timeout_s=CONTROL_TIMEOUT_S)
+
+    @property
+    def server(self) -> EngineServer:
+        """The server process, for tools that speak to it directly."""
+        return self._server
 
     def alive(self) -> bool:
         """Whether the engine's process runs."""
@@ -192,6 +200,11 @@ class SGLangEngine:
         self._control("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
         self.version = version
         self._state = "serving"
+
+    def abandon_weight_update(self) -> None:
+        """Give up an open update, because another engine's has failed; nothing happens when none is open."""
+        if self._state == "updating":
+            self._state = "failed"
 
     def restart(self) -> None:
         """Replace the server, dead or not, by a new one; the engine is awake and unpublished afterwards."""

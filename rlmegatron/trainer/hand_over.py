@@ -18,9 +18,17 @@ from rlmegatron.weight_sync.publish import publish
 
 
 def publish_weights(run: Run, version: int) -> None:
-    """Make every engine serve the policy as `version`; optimizer state leaves the device first."""
+    """Make every engine serve the policy as `version`; optimizer state leaves the device first.
+
+    When an engine turns out to be dead and the configuration says so, it is restarted once.
+    """
     run.learner.optimizer_to_host()
-    publish(run.world, run.transport, run.rollout.engine, version=version, verify=run.cfg.weight_sync.verify)
+    try:
+        publish(run.world, run.transport, run.rollout.engine, version=version, verify=run.cfg.weight_sync.verify)
+    except RankFailure as failure:
+        if not (_may_restart(run) and _some_engine_is_dead(run)):
+            raise
+        _restart_and_publish(run, str(failure), version)
 
 
 def hand_device_to_engine(run: Run) -> None:
@@ -45,19 +53,30 @@ def generate_or_recover(
     try:
         return generate(run.world, run.rollout, prompts, sampling, num_samples=num_samples, purpose=purpose)
     except EnginesDied as death:
-        if run.cfg.rollout.on_engine_death == "stop" or run.rollout.restarted:
+        if not _may_restart(run):
             raise RankFailure(death.report) from None
-        _recover(run, death, version)
+        _restart_and_publish(run, death.report, version)
+        hand_device_to_engine(run)
     return generate(run.world, run.rollout, prompts, sampling, num_samples=num_samples, purpose=purpose)
 
 
-def _recover(run: Run, death: EnginesDied, version: int) -> None:
-    run.say(f"{death.report}\nrestarting the engine once and publishing version {version} again")
+def _may_restart(run: Run) -> bool:
+    return run.cfg.rollout.on_engine_death == "restart" and not run.rollout.restarted
+
+
+def _some_engine_is_dead(run: Run) -> bool:
+    engine = run.rollout.engine
+    return any(run.world.gather(engine is not None and not engine.alive()))
+
+
+def _restart_and_publish(run: Run, report: str, version: int) -> None:
+    """An engine starts on an empty device, as at the beginning; then everything is as before any publish."""
+    run.say(f"{report}\nrestarting the engine once and publishing version {version} again")
     run.rollout.restarted = True
-    hand_device_to_learner(run)
+    run.learner.weights_to_host()
     run.rollout.on_engine(run.world, "engine restart", _restart_if_dead)
+    hand_device_to_learner(run)
     publish_weights(run, version)
-    hand_device_to_engine(run)
 
 
 def _sleep_if_alive(engine: SGLangEngine) -> None:
@@ -66,5 +85,7 @@ def _sleep_if_alive(engine: SGLangEngine) -> None:
 
 
 def _restart_if_dead(engine: SGLangEngine) -> None:
-    if not engine.alive():
+    if engine.alive():
+        engine.abandon_weight_update()
+    else:
         engine.restart()

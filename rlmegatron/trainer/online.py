@@ -93,7 +93,7 @@ def _learn(run: Run, batch: StepBatch, log: StepLog, step: int) -> None:
     cfg, learner = run.cfg, run.learner
     if learner.critic is not None:
         with log.timer("critic"):
-            for metrics in update_critic(learner, batch, run.objectives, epochs=cfg.train.epochs):
+            for metrics in update_critic(learner, batch, run.objectives, epochs=cfg.critic.epochs or cfg.train.epochs):
                 log.add(metrics, prefix="critic/")
     if learner.critic is None or step > cfg.critic.warmup_steps:
         with log.timer("actor"):

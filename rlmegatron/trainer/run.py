@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rlmegatron.checkpoint.directory import CheckpointDirectory
 from rlmegatron.config.load import dump
 from rlmegatron.config.schema import RunConfig
 from rlmegatron.data.prompts import PromptStream, read_all
-from rlmegatron.distributed.failure import exit_code_of_failure
+from rlmegatron.distributed.failure import end_process, exit_code_of_failure
 from rlmegatron.distributed.world import World, start_world
 from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.groups import start_topology
@@ -27,6 +27,7 @@ from rlmegatron.learner.learner import Learner, build_learner
 from rlmegatron.metrics.build import build_sinks
 from rlmegatron.metrics.sinks import FanOut
 from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.load import SafetensorsDirectory
 from rlmegatron.models.stream import TensorStream
 from rlmegatron.models.table import read_architecture
 from rlmegatron.platform.torchvision_ops import install_torchvision_hook
@@ -78,11 +79,19 @@ class Run:
 def main(cfg: RunConfig) -> int:
     """The program of every rank: build, train, take down. Returns the exit code."""
     world = start_world(timeout_s=cfg.train.collective_timeout_s)
-    try:
-        from rlmegatron.trainer.online import train
+    with ExitStack() as undo:
+        code = _train(cfg, world, undo)
+    if code != 0:
+        end_process(code)
+    return code
 
-        with running(cfg, world) as run:
-            train(run)
+
+def _train(cfg: RunConfig, world: World, undo: ExitStack) -> int:
+    """The exit code; a failure is reported before anything is taken down, which could fail or hang as well."""
+    from rlmegatron.trainer.online import train
+
+    try:
+        train(_build(cfg, world, undo))
         return 0
     except BaseException as error:
         return exit_code_of_failure(world, error)
@@ -90,28 +99,26 @@ def main(cfg: RunConfig) -> int:
 
 @contextmanager
 def running(cfg: RunConfig, world: World) -> Iterator[Run]:
-    """Build everything; engines start first, since they take longest, and end whatever happens."""
-    undo: list[Callable[[], None]] = []
-    try:
+    """Build everything for a tool with a loop of its own; engines and workers end whatever happens."""
+    with ExitStack() as undo:
         yield _build(cfg, world, undo)
-    finally:
-        for step in reversed(undo):
-            step()
 
 
-def _build(cfg: RunConfig, world: World, undo: list[Callable[[], None]]) -> Run:
+def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     world.lead(lambda: _open_directory(cfg))
-    arch = world.settle("model", lambda: read_architecture(cfg.model.path))
+    arch = world.settle("model", lambda: _architecture(cfg.model.path))
     tokenizer = world.settle("tokenizer", lambda: _tokenizer(cfg.model.path))
-    rollout = world.settle("engine start", lambda: _rollout(cfg, world, tokenizer, undo))
-    prompts, eval_sets = _data(cfg, world, tokenizer)
     reward = world.settle("reward", lambda: _judge(cfg, undo))
     advantage = world.settle("algorithm", lambda: resolve("advantage", cfg.algorithm.advantage))
+    needs_critic = "values" in advantage.inputs
+    objectives = world.settle("algorithm", lambda: _objectives(cfg, needs_critic=needs_critic))
+    prompts, eval_sets = _data(cfg, world, tokenizer)
+    rollout = world.settle("engine start", lambda: _rollout(cfg, world, tokenizer, undo))
     if world.device.type == "cuda":
         # The two cannot be on the device together; on a CPU they can, and starting side by side is faster.
         rollout.on_engine(world, "engine start", SGLangEngine.wait_ready)
         rollout.on_engine(world, "engine start", SGLangEngine.sleep)
-    learner = _learner(cfg, world, arch, needs_critic="values" in advantage.inputs)
+    learner = _learner(cfg, world, arch, needs_critic=needs_critic)
     stream = learner.actor.model.tensor_stream()
     run = Run(
         cfg=cfg,
@@ -122,7 +129,7 @@ def _build(cfg: RunConfig, world: World, undo: list[Callable[[], None]]) -> Run:
         stream=stream,
         transport=_transport(cfg, world, stream, arch),
         advantage=advantage,
-        objectives=world.settle("algorithm", lambda: _objectives(cfg, needs_critic=learner.critic is not None)),
+        objectives=objectives,
         dp_ranks=world.gather(learner.topology.dp_rank),
         eval_sets=eval_sets,
         checkpoints=CheckpointDirectory(Path(cfg.directory).resolve() / "checkpoints", keep=cfg.checkpoint.keep),
@@ -162,6 +169,11 @@ def _open_directory(cfg: RunConfig) -> None:
     (directory / "config.yaml").write_text(dump(cfg))
 
 
+def _architecture(path: str) -> Architecture:
+    SafetensorsDirectory(path).check()  # a broken file shows before an engine is started
+    return read_architecture(path)
+
+
 def _tokenizer(path: str) -> Any:
     install_torchvision_hook()
     from transformers import AutoTokenizer
@@ -169,7 +181,7 @@ def _tokenizer(path: str) -> Any:
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
-def _rollout(cfg: RunConfig, world: World, tokenizer: Any, undo: list[Callable[[], None]]) -> Rollout:
+def _rollout(cfg: RunConfig, world: World, tokenizer: Any, undo: ExitStack) -> Rollout:
     engines = place_engines(world_size=world.size, tensor=cfg.rollout.tensor, ranks_per_node=world.ranks_per_node)
     placement = engine_of(world.rank, engines)
     engine = None
@@ -190,7 +202,7 @@ def _rollout(cfg: RunConfig, world: World, tokenizer: Any, undo: list[Callable[[
             cfg.rollout,
             decode=lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=True),
         )
-        undo.append(engine.shutdown)
+        undo.callback(engine.shutdown)
     return Rollout(cfg.rollout, engines, engine, placement.index, cfg.seed)
 
 
@@ -209,7 +221,7 @@ def _data(cfg: RunConfig, world: World, tokenizer: Any) -> tuple[PromptStream | 
     return (held[0] if held else None), eval_sets
 
 
-def _judge(cfg: RunConfig, undo: list[Callable[[], None]]) -> Judge:
+def _judge(cfg: RunConfig, undo: ExitStack) -> Judge:
     settings = cfg.reward
     judge = Judge(
         resolve_reward(settings.name, settings.args),
@@ -218,7 +230,7 @@ def _judge(cfg: RunConfig, undo: list[Callable[[], None]]) -> Judge:
         on_error=settings.on_error,
         error_score=settings.error_score,
     )
-    undo.append(judge.close)
+    undo.callback(judge.close)
     return judge
 
 
@@ -234,7 +246,8 @@ def _learner(cfg: RunConfig, world: World, arch: Architecture, *, needs_critic: 
         critic_optimizer=cfg.critic.optimizer if needs_critic else None,
         critic_path=cfg.critic.path,
         with_reference=cfg.needs_reference,
-        num_steps=cfg.train.steps * cfg.train.mini_batches * cfg.train.epochs,
+        actor_steps=cfg.train.steps * cfg.train.mini_batches * cfg.train.epochs,
+        critic_steps=cfg.train.steps * cfg.train.mini_batches * (cfg.critic.epochs or cfg.train.epochs),
         distributed_optimizer=cfg.parallel.distributed_optimizer,
     )
 

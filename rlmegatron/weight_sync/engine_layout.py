@@ -81,11 +81,18 @@ def _columns(name: str, shape: tuple[int, int], tp: int, rank: int) -> Placement
 
 
 def _vocabulary(name: str, shape: tuple[int, int], tp: int, rank: int) -> Iterator[Placement]:
-    size = -(-shape[0] // _VOCAB_PADDING) * _VOCAB_PADDING // tp
+    padding = _VOCAB_PADDING
+    if _round_up(shape[0], padding) % tp:
+        padding *= tp  # as SGLang does on a CPU; on a GPU it refuses such a TP size
+    size = _round_up(shape[0], padding) // tp
     start, stop = rank * size, min((rank + 1) * size, shape[0])
     if stop > start:
         columns = (0, shape[1])
         yield Placement(name, ((start, stop), columns), name, ((0, stop - start), columns))
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _whole(name: str, shape: tuple[int, ...]) -> Placement:

@@ -1,16 +1,8 @@
-"""A real SGLang engine on a tiny random Qwen3, compared with Hugging Face on the same weights.
-
-One engine serves most tests; those that kill or start engines have their own and are slow.
-"""
+"""A real SGLang engine on a tiny random Qwen3, compared with Hugging Face on the same weights; one serves all tests."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,105 +11,28 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_engine import (
+    EOS,
+    LOADER,
+    PROMPTS,
+    SAMPLING,
+    VOCAB,
+    hf_tensors,
+    logprobs_of,
+    make_engine,
+    processes_of_group,
+    publish,
+    requests,
+    shared_memory_files,
+    tiny_model,
+    wait_until_gone,
+)
 
 from rlmegatron.config.schema import RolloutConfig
-from rlmegatron.platform.torchvision_ops import install_torchvision_hook
-from rlmegatron.rollout.api import EngineDied, EngineError, GenerationRequest, SamplingConfig
-from rlmegatron.rollout.sglang_engine import EngineSpec, SGLangEngine
-from rlmegatron.types import Sample
+from rlmegatron.rollout.api import EngineError, GenerationRequest, SamplingConfig
+from rlmegatron.rollout.sglang_engine import SGLangEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-VOCAB = 32
-EOS = 2
-LOADER = "engine_test_loader.add_rank_share"
-PROMPTS = [(5, 6, 7, 8), (9, 10), (11, 12, 13), (3,)]
-
-
-def tiny_model(seed: int) -> Any:
-    install_torchvision_hook()
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        tie_word_embeddings=True,
-        max_position_embeddings=256,
-        eos_token_id=EOS,
-        bos_token_id=1,
-        pad_token_id=0,
-    )
-    model = Qwen3ForCausalLM(config).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(6)  # far from uniform, so that a wrong weight shows
-    return model
-
-
-def hf_tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
-    return [(name, tensor) for name, tensor in model.state_dict().items() if name != "lm_head.weight"]
-
-
-def logprobs_of(model: Any, prompt: tuple[int, ...], sample: Sample, temperature: float = 1.0) -> list[float]:
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt + sample.token_ids])).logits[0] / temperature
-    table = logits.log_softmax(-1)
-    return [table[len(prompt) - 1 + i, token].item() for i, token in enumerate(sample.token_ids)]
-
-
-def requests(prompts: list[tuple[int, ...]], first_seed: int = 0) -> list[GenerationRequest]:
-    return [
-        GenerationRequest(prompt_id=i, index=0, token_ids=prompt, seed=first_seed + i)
-        for i, prompt in enumerate(prompts)
-    ]
-
-
-def publish(engine: SGLangEngine, model: Any, version: int) -> None:
-    engine.wake(weights=True, kv_cache=True)
-    engine.begin_weight_update()
-    tensors = hf_tensors(model)
-    engine.update_weights(tensors[:7])
-    engine.update_weights(tensors[7:])
-    engine.end_weight_update(version=version)
-
-
-def processes_of_group(group: int) -> list[int]:
-    members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[2]) == group and fields[0] != "Z":
-                members.append(int(entry.name))
-    return members
-
-
-def shared_memory_files(group: int) -> list[Path]:
-    lines = [line for pid in processes_of_group(group) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    return [Path("/dev/shm/" + line.split("/dev/shm/")[1]) for line in lines if "/dev/shm/sgl" in line]
-
-
-def wait_until_gone(group: int, timeout_s: float = 10.0) -> list[int]:
-    deadline = time.monotonic() + timeout_s
-    while processes_of_group(group) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return processes_of_group(group)
-
-
-def make_engine(directory: Path, log: Path, *, config: RolloutConfig | None = None, **spec: Any) -> SGLangEngine:
-    settings: dict[str, Any] = {"model_path": str(directory), "dtype": "fp32", "context_length": 64, "seed": 1, **spec}
-    return SGLangEngine(
-        EngineSpec(log_path=log, **settings), config or RolloutConfig(startup_timeout_s=180.0, retries=1)
-    )
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +81,6 @@ def served(engine: SGLangEngine, model_dir: Path) -> tuple[SGLangEngine, Any]:
     model = tiny_model(seed=1)
     publish(engine, model, version=1)
     return engine, model
-
-
-SAMPLING = SamplingConfig(temperature=1.0, max_new_tokens=12)
 
 
 def test_logprobs_equal_hugging_face(served: tuple[SGLangEngine, Any]) -> None:
@@ -365,59 +277,6 @@ def test_a_model_directory_without_a_config_is_refused_at_once(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_an_engine_that_cannot_start_says_why(model_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text((model_dir / "config.json").read_text())
-    engine = make_engine(tmp_path, tmp_path / "engine.log")
-    with pytest.raises(EngineDied, match="(?s)ended while starting.*engine.log, last lines:.*weights"):
-        engine.wait_ready()
-    assert wait_until_gone(engine._server.pid) == []
-
-
-@pytest.mark.slow
-def test_a_start_that_takes_too_long_is_ended(model_dir: Path, tmp_path: Path) -> None:
-    engine = make_engine(model_dir, tmp_path / "engine.log", config=RolloutConfig(startup_timeout_s=1.0))
-    with pytest.raises(EngineError, match="not ready after 1 s \\(rollout.startup_timeout_s\\)"):
-        engine.wait_ready()
-    assert wait_until_gone(engine._server.pid) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["server", "scheduler"])
-def test_a_dead_engine_is_noticed_in_mid_generation_and_can_be_restarted(
-    model_dir: Path, tmp_path: Path, victim: str
-) -> None:
-    model = tiny_model(seed=1)
-    engine = make_engine(model_dir, tmp_path / "engine.log")
-    try:
-        publish(engine, model, version=1)
-        group = engine._server.pid
-        pids = {"server": group, "scheduler": next(pid for pid in processes_of_group(group) if pid != group)}
-        died: list[float] = []
-
-        def kill() -> None:
-            died.append(time.monotonic())
-            os.kill(pids[victim], signal.SIGKILL)
-
-        timer = threading.Timer(1.0, kill)
-        timer.start()
-        many = requests(PROMPTS * 1000)  # seconds of work, so that the death falls into a call
-        with pytest.raises(EngineDied, match="(?s)has ended.*engine.log, last lines:"):
-            while True:
-                engine.generate(many, SAMPLING)
-        assert died and time.monotonic() - died[0] < 10
-        with pytest.raises(EngineDied):
-            engine.generate(requests(PROMPTS), SAMPLING)
-        engine.restart()
-        assert wait_until_gone(group) == []
-        with pytest.raises(EngineError, match="no weights were published"):
-            engine.generate(requests(PROMPTS), SAMPLING)
-        publish(engine, model, version=2)
-        assert engine.generate(requests(PROMPTS), SAMPLING)[0].weight_versions[0] == 2
-    finally:
-        engine.shutdown()
-
-
-@pytest.mark.slow
 def test_two_ranks_give_what_one_gives(
     served: tuple[SGLangEngine, Any], model_dir: Path, loader_path: None, tmp_path: Path
 ) -> None:
@@ -448,37 +307,3 @@ def test_two_ranks_give_what_one_gives(
         group = two._server.pid
         two.shutdown()
         assert wait_until_gone(group) == []
-
-
-@pytest.mark.slow
-def test_no_process_outlives_an_owner_that_is_killed(model_dir: Path, tmp_path: Path) -> None:
-    owner = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, time\n"
-            "from pathlib import Path\n"
-            "from rlmegatron.config.schema import RolloutConfig\n"
-            "from rlmegatron.rollout.sglang_engine import EngineSpec, SGLangEngine\n"
-            "model, log = sys.argv[1], Path(sys.argv[2])\n"
-            "spec = EngineSpec(model_path=model, dtype='fp32', context_length=64, log_path=log, seed=1)\n"
-            "engine = SGLangEngine(spec, RolloutConfig())\n"
-            "engine.wait_ready()\n"
-            "print(engine._server.pid, flush=True)\n"
-            "time.sleep(600)\n",
-            str(model_dir),
-            str(tmp_path / "engine.log"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert owner.stdout is not None
-        group = int(owner.stdout.readline())
-        files = shared_memory_files(group)
-        assert files and len(processes_of_group(group)) >= 2
-    finally:
-        owner.kill()
-        owner.wait()
-    assert wait_until_gone(group) == []
-    assert not any(path.exists() for path in files)

@@ -7,14 +7,17 @@ In: a module-level function, a number of ranks and picklable arguments. Out: wha
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -37,7 +40,7 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_
             for rank in range(num_ranks):
                 receiver, sender = context.Pipe(duplex=False)
                 arguments = (sender, f"{directory}/store", rank, num_ranks, timeout_s, function, args)
-                process = context.Process(target=_rank_main, args=arguments, daemon=True)
+                process = context.Process(target=_rank_main, args=arguments)
                 process.start()
                 sender.close()
                 processes.append(process)
@@ -45,9 +48,15 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_
             return _collect(answers, timeout_s)
         finally:
             for process in processes:
-                process.kill()
-            for process in processes:
-                process.join()
+                _end(process)
+
+
+def _end(process: Any) -> None:
+    """The rank leads a process group of its own, which also holds what it started (Megatron's checkpoint writers)."""
+    process.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join()
 
 
 def _collect(answers: list[Connection], timeout_s: float) -> list[Any]:
@@ -67,8 +76,8 @@ def _collect(answers: list[Connection], timeout_s: float) -> list[Any]:
             deadline = min(deadline, time.monotonic() + GRACE_S)
     if not errors and not open_ends:
         return [values[rank] for rank in range(len(answers))]
-    for rank in open_ends.values():
-        errors[rank] = f"no answer (of {timeout_s:g} s)" if not errors else "still waiting for the others"
+    silent = "was still waiting" if errors else f"no answer within {timeout_s:g} s"
+    errors |= dict.fromkeys(open_ends.values(), silent)
     raise RanksFailed("\n".join(f"--- rank {rank}: {errors[rank]}" for rank in sorted(errors)))
 
 
@@ -78,6 +87,8 @@ def _rank_main(
     import torch
     import torch.distributed as dist
 
+    os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     try:
         torch.set_num_threads(1)
@@ -89,7 +100,16 @@ def _rank_main(
         answer = (False, traceback.format_exc())
     sender.send_bytes(pickle.dumps(answer))
     sender.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)  # gloo's threads may still wait for a rank that failed
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _context() -> Any:

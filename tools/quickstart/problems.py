@@ -35,7 +35,7 @@ class Variant:
 
 VARIANTS = {
     "sort5": Variant(slip_rates={5: 0.1}, dedupe_rate=0.6),
-    "mixed": Variant(slip_rates={3: 0.0, 4: 0.1, 5: 0.15, 6: 0.25, 7: 0.35}, dedupe_rate=0.55),
+    "mixed": Variant(slip_rates={3: 0.0, 4: 0.05, 6: 0.5, 7: 0.6}, dedupe_rate=0.5),
 }
 
 

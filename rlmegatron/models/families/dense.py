@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlmegatron.models.architecture import Architecture, Rope, positive, refuse
+from rlmegatron.models.architecture import Architecture, Rope, positive, positive_number, refuse
 from rlmegatron.models.rules import Part, Rule
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -38,17 +38,20 @@ def _read(config: Mapping[str, Any], *, qkv_bias: bool, qk_norm: bool) -> Archit
         raise ValueError("config.json: layer_types other than 'full_attention' are not supported")
     heads = positive(config, "num_attention_heads")
     hidden = positive(config, "hidden_size")
+    groups = config.get("num_key_value_heads") or heads
+    if heads % groups:
+        raise ValueError(f"config.json: num_key_value_heads ({groups}) does not divide num_attention_heads ({heads})")
     return Architecture(
         name=config["architectures"][0],
         num_layers=positive(config, "num_hidden_layers"),
         hidden_size=hidden,
         ffn_size=positive(config, "intermediate_size"),
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
+        num_kv_heads=groups,
         head_dim=config.get("head_dim") or hidden // heads,
         vocab_size=positive(config, "vocab_size"),
         max_positions=positive(config, "max_position_embeddings"),
-        norm_eps=float(config["rms_norm_eps"]),
+        norm_eps=positive_number(config, "rms_norm_eps"),
         rope=Rope.read(config),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=qkv_bias,
