@@ -87,11 +87,13 @@ install_cpu() {
 }
 
 # torchvision's wheel is linked against CUDA and does not import beside a CPU build of torch, and transformers imports it
-# with every model. A .pth file runs at the start of each Python of this environment.
+# with every model. A .pth file runs at the start of each Python of this environment; it must not import the package,
+# which another checkout may be about to import from elsewhere.
 hook_torchvision() {
     local site
     site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    echo 'import rlmegatron.platform.torchvision_ops as ops; ops.install_torchvision_hook()' \
+    cp rlmegatron/platform/torchvision_ops.py "$site/rlmegatron_torchvision.py"
+    echo 'import rlmegatron_torchvision; rlmegatron_torchvision.install_torchvision_hook()' \
         >"$site/rlmegatron_torchvision.pth"
 }
 

@@ -115,7 +115,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--fail-below", type=float, metavar="RATIO", help="exit with 1 when a median ratio is below this, such as 0.9"
     )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings on top of the file")
-    return parser.parse_intermixed_args(argv)
+    given = parser.parse_intermixed_args(argv)
+    if given.json is not None and not given.json.absolute().parent.is_dir():
+        parser.error(f"--json {given.json}: there is no directory {given.json.absolute().parent}")
+    return given
 
 
 def overrides(given: argparse.Namespace) -> list[str]:

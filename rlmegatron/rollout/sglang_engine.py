@@ -104,7 +104,7 @@ class SGLangEngine:
                 describe=self._server.describe,
             )
             # On a CPU, SGLang collects garbage at every flush, a walk of half a second over what its start has left,
-            # unless that is frozen. Without a warm-up it tries to do so before it listens, and so in vain.
+            # unless that is frozen. Without a warm-up its own attempt races with its socket, and often loses.
             self._client.call("/freeze_gc", {}, timeout_s=CONTROL_TIMEOUT_S)
 
     @property

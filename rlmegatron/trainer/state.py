@@ -46,18 +46,27 @@ def restore(run: Run) -> int:
 
 def export_policy(run: Run) -> Path:
     """Write the policy as a Hugging Face directory under export/."""
-    cfg, out = run.cfg, Path(run.cfg.directory) / "export"
+    cfg, out = run.cfg, run.directory / "export"
+    failure: Exception | None = None
     if run.learner.topology.dp_rank == 0:
-        export(
-            run.stream,
-            source=cfg.model.path,
-            out=out,
-            dtype=DTYPES[cfg.checkpoint.export_dtype or cfg.model.dtype],
-            writes=run.world.is_lead,
-            bytes_per_bucket=cfg.weight_sync.bucket_mb << 20,
-        )
-    run.world.barrier()
+        try:
+            export(
+                run.stream,
+                source=cfg.model.path,
+                out=out,
+                dtype=DTYPES[cfg.checkpoint.export_dtype or cfg.model.dtype],
+                writes=run.world.is_lead,
+                bytes_per_bucket=cfg.weight_sync.bucket_mb << 20,
+            )
+        except Exception as error:  # rank 0 alone meets the file system, and the others must learn of it
+            failure = error
+    run.world.settle("export", lambda: _raise(failure))
     return out
+
+
+def _raise(failure: Exception | None) -> None:
+    if failure is not None:
+        raise failure
 
 
 def _open(run: Run, step: int, names: list[str]) -> None:

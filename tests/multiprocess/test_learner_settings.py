@@ -50,10 +50,13 @@ def all_rates(directory: str, settings: dict[str, Any]) -> list[float]:
         ({}, [1.0] * 12),
         ({"warmup_steps": 4}, [0.25, 0.5, 0.75] + [1.0] * 9),
         ({"schedule": "linear"}, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0, 0]),
-        ({"schedule": "linear", "warmup_steps": 2, "min_lr": LR / 5}, [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3] + [0.2] * 3),
+        (
+            {"schedule": "linear", "warmup_steps": 2, "min_lr": LR / 5},
+            [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.2, 0.2],
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_learning_rates_follow_the_schedule(models: Path, settings: dict[str, Any], expected: list[float]) -> None:
     assert run_ranks(all_rates, 1, str(models / "Qwen3"), settings)[0] == pytest.approx(expected)
 

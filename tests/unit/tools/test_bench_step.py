@@ -134,7 +134,16 @@ def test_a_wrong_config_starts_nothing(capsys, monkeypatch, make_config) -> None
     assert "nothing was started" in (err := capsys.readouterr().err) and "rollout.tensor" in err
 
 
-@pytest.mark.parametrize("wrong", [["--steps", "0"], ["--rounds", "-1"], ["--fail-below", "much"], ["--nonsense"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--steps", "0"],
+        ["--rounds", "-1"],
+        ["--fail-below", "much"],
+        ["--json", "no/such/directory/x.json"],
+        ["--nonsense"],
+    ],
+)
 def test_a_wrong_option_is_a_mistake_of_the_command_line(wrong: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as exit_:
         bench_step.parse(["--config", "x.yaml", *wrong])
