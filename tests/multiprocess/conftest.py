@@ -7,29 +7,18 @@ from typing import Any
 
 import pytest
 from ranks import run_ranks
-
-
-def _write_models(directory: str) -> None:
-    from tiny_models import write_models
-
-    write_models(Path(directory))
-
-
-def _references(directory: str) -> dict[str, Any]:
-    from tiny_models import FAMILIES, hf_reference
-
-    return {family: hf_reference(f"{directory}/{family}") for family in FAMILIES}
+from tiny_models import hf_references, write_models
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of Hugging Face directories Qwen3, Qwen2 and Llama."""
     directory = tmp_path_factory.mktemp("models")
-    run_ranks(_write_models, 1, str(directory))
+    run_ranks(write_models, 1, directory)
     return directory
 
 
 @pytest.fixture(scope="session")
 def references(models: Path) -> dict[str, Any]:
     """Family -> `tiny_models.Reference`."""
-    return run_ranks(_references, 1, str(models))[0]
+    return run_ranks(hf_references, 1, models)[0]

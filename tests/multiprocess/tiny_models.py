@@ -161,3 +161,8 @@ def hf_scores(model: Any, batch: TrainBatch) -> tuple[Tensor, Tensor]:
 def hf_values(body: Any, head: nn.Linear, batch: TrainBatch) -> Tensor:
     """[T], 0 where the token does not count."""
     return _per_sequence(batch, lambda tokens: head(body(tokens[None]).last_hidden_state[0, :-1])[:, 0].float())
+
+
+def hf_references(directory: Path) -> dict[str, Any]:
+    """Family -> `Reference` of the models that `write_models` left in `directory`."""
+    return {family: hf_reference(f"{directory}/{family}") for family in FAMILIES}
