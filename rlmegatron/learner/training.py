@@ -6,6 +6,7 @@ micro-batches and data-parallel ranks; whoever builds the loss has divided it by
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from rlmegatron.config.schema import OptimizerConfig
 from rlmegatron.data.batch import TrainBatch
 from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.model import OnOutput, ShardedModel
+
+# Megatron announces at every start that its fault-tolerant re-runs, which nobody here asks for, are off.
+logging.getLogger("megatron.core.rerun_state_machine").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def train(run: Run) -> None:
     if step == 0 and cfg.eval.at_start:
         _report_evaluation(run, step)
 
-    while step < cfg.train.steps and not world.lead(lambda: run.stop_requested):
+    while step < cfg.train.steps and not world.lead(lambda: run.stop.is_set()):
         step += 1
         started = time.perf_counter()
         log = StepLog(step)

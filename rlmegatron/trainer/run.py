@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from rlmegatron.algorithms.table import Piece, resolve
 from rlmegatron.checkpoint.directory import CheckpointDirectory
@@ -61,9 +64,9 @@ class Run:
     eval_sets: Mapping[str, Sequence[Prompt]]
     checkpoints: CheckpointDirectory
     prompts: PromptStream | None
+    stop: threading.Event
     sinks: FanOut | None = None
     started: float = field(default_factory=time.monotonic)
-    stop_requested: bool = False
 
     @property
     def directory(self) -> Path:
@@ -92,6 +95,7 @@ def _train(cfg: RunConfig, world: World, undo: ExitStack) -> int:
 
     try:
         train(_build(cfg, world, undo))
+        undo.callback(dist.destroy_process_group)
         return 0
     except BaseException as error:
         return exit_code_of_failure(world, error)
@@ -105,6 +109,9 @@ def running(cfg: RunConfig, world: World) -> Iterator[Run]:
 
 
 def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
+    stop = threading.Event()
+    # Schedulers announce the end of an allocation with this signal: finish the step, save, stop.
+    signal.signal(signal.SIGUSR1, lambda *_: stop.set())
     world.lead(lambda: _open_directory(cfg))
     arch = world.settle("model", lambda: _architecture(cfg.model.path))
     tokenizer = world.settle("tokenizer", lambda: _tokenizer(cfg.model.path))
@@ -134,9 +141,8 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
         eval_sets=eval_sets,
         checkpoints=CheckpointDirectory(Path(cfg.directory).resolve() / "checkpoints", keep=cfg.checkpoint.keep),
         prompts=prompts,
+        stop=stop,
     )
-    # Schedulers announce the end of an allocation with this signal: finish the step, save, stop.
-    signal.signal(signal.SIGUSR1, lambda *_: setattr(run, "stop_requested", True))
     if prompts is not None:
         for notice in prompts.notices:
             run.say(notice)

@@ -16,8 +16,10 @@ from rlmegatron.trainer.run import Run
 
 
 def save(run: Run, step: int) -> None:
-    """Write a checkpoint; it has its name only once it is whole."""
+    """Write a checkpoint, unless that of this step is there; it has its name only once it is whole."""
     world, directory = run.world, run.checkpoints
+    if world.lead(directory.newest) == step:
+        return
     trainings = run.learner.trainings
     world.lead(lambda: _open(run, step, list(trainings)))
     for name, (model, training) in trainings.items():
