@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,8 +42,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the standard library and the fakes can be found."""
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "site-packages" not in entry])
+    """Only the standard library and the fakes can be found, whatever PYTHONPATH brings."""
+    brought = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [entry for entry in sys.path if "site-packages" not in entry and entry not in brought]
+    monkeypatch.setattr(sys, "path", kept)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
 
 
 def fake_torch(*, cuda: str = "None", devices: int = 0) -> str:
