@@ -275,6 +275,11 @@ def _idle_parts(cfg: RunConfig) -> Iterator[str]:
             f"algorithm.kl.coef: 0 with algorithm.kl.where '{kl.where}': the reference model is built and scored at "
             "every step, and only reports the divergence"
         )
+    if kl.where == "loss" and kl.estimator == "k1":
+        yield (
+            "algorithm.kl.estimator: 'k1' in the loss reports the divergence without pulling towards the reference (the "
+            "expectation of its gradient is 0); 'k2' and 'k3' pull"
+        )
     if cfg.eval.every and not cfg.eval.sets:
         yield f"eval.every: {cfg.eval.every} has no effect without eval.sets"
     if cfg.algorithm.clip_low > cfg.algorithm.clip_high:

@@ -207,6 +207,7 @@ def test_an_unknown_name_is_told_the_nearest_one_and_own_functions_pass(make_con
         ("rollout.top_p=0.9", "rollout.top_p: 0.9 cuts the distribution"),
         ("rollout.top_k=50", "rollout.top_k: 50 cuts the distribution"),
         ("algorithm.kl={where: loss, coef: 0}", "algorithm.kl.coef: 0 with algorithm.kl.where 'loss'"),
+        ("algorithm.kl={where: loss, estimator: k1}", "algorithm.kl.estimator: 'k1' in the loss reports"),
         ("eval.every=5", "eval.every: 5 has no effect without eval.sets"),
         ("algorithm.clip_low=0.3", "algorithm.clip_low: 0.3 is wider than algorithm.clip_high (0.2)"),
         ("actor.optimizer.warmup_steps=10", "actor.optimizer.warmup_steps: the run's 10 optimizer steps"),
