@@ -277,7 +277,7 @@ def _idle_parts(cfg: RunConfig) -> Iterator[str]:
         )
     if kl.where == "loss" and kl.estimator == "k1":
         yield (
-            "algorithm.kl.estimator: 'k1' in the loss reports the divergence without pulling towards the reference (the "
+            "algorithm.kl.estimator: 'k1' in the loss reports the divergence without pulling to the reference (the "
             "expectation of its gradient is 0); 'k2' and 'k3' pull"
         )
     if cfg.eval.every and not cfg.eval.sets:
