@@ -75,8 +75,12 @@ class Run:
 
     def say(self, line: str) -> None:
         """One line on the console of rank 0."""
-        if self.world.is_lead:
-            print(line, flush=True)
+        _say(self.world, line)
+
+
+def _say(world: World, line: str) -> None:
+    if world.is_lead:
+        print(line, flush=True)
 
 
 def main(cfg: RunConfig) -> int:
@@ -120,11 +124,14 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     needs_critic = "values" in advantage.inputs
     objectives = world.settle("algorithm", lambda: _objectives(cfg, needs_critic=needs_critic))
     prompts, eval_sets = _data(cfg, world, tokenizer)
+    _say(world, f"starting engines of {cfg.rollout.tensor} on {world.size} ranks; their logs are {cfg.directory}/logs")
     rollout = world.settle("engine start", lambda: _rollout(cfg, world, tokenizer, undo))
     if world.device.type == "cuda":
         # The two cannot be on the device together; on a CPU they can, and starting side by side is faster.
         rollout.on_engine(world, "engine start", SGLangEngine.wait_ready)
         rollout.on_engine(world, "engine start", SGLangEngine.sleep)
+    models = ["actor", *["reference"] * cfg.needs_reference, *["critic"] * needs_critic]
+    _say(world, f"building {', '.join(models)} from {cfg.model.path}")
     learner = _learner(cfg, world, arch, needs_critic=needs_critic)
     stream = learner.actor.model.tensor_stream()
     run = Run(
@@ -146,6 +153,7 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     if prompts is not None:
         for notice in prompts.notices:
             run.say(notice)
+    _say(world, "waiting for the engines to answer")
     rollout.on_engine(world, "engine start", SGLangEngine.wait_ready)
     return run
 
@@ -260,8 +268,7 @@ def _learner(cfg: RunConfig, world: World, arch: Architecture, *, needs_critic: 
 
 def _transport(cfg: RunConfig, world: World, stream: TensorStream, arch: Architecture) -> Transport:
     name, reason = choose_transport(cfg.weight_sync)
-    if world.is_lead:
-        print(f"weight sync: {name} ({reason})", flush=True)
+    _say(world, f"weight sync: {name} ({reason})")
     return HfStream(
         stream,
         arch,
