@@ -69,6 +69,9 @@ if ((seed != 1)); then
 fi
 .venv/bin/python tools/make_quickstart.py --out "$start" --seed "$seed" --variant "$variant"
 
+settings=(--config "yaml_configs/quickstart_$algorithm.yaml" ${overrides[@]+"${overrides[@]}"} "run_dir=$run")
+.venv/bin/python launch/train.py "${settings[@]}" --check --ranks 2 >/dev/null || exit
+
 if [[ -e $run ]] && ! $resume; then
     number=1
     while [[ -e $run.$number ]]; do
@@ -82,8 +85,7 @@ began=$SECONDS
 # --standalone finds a free port. One thread a process, which sleeps while it waits: the two of them and their engines
 # share the machine's cores.
 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 \
-    launch/train.py --config "yaml_configs/quickstart_$algorithm.yaml" \
-    ${overrides[@]+"${overrides[@]}"} "run_dir=$run" || {
+    launch/train.py "${settings[@]}" || {
     code=$?
     echo "quickstart: training failed (exit code $code); what is left of the run lies in $run" >&2
     exit "$code"

@@ -27,8 +27,9 @@ def save_tensors(model: ShardedModel, training: Training, directory: Path) -> No
     dist_checkpointing.save(_sharded_state(model, training, is_loading=False), str(directory))
 
 
-def load_tensors(model: ShardedModel, training: Training, directory: Path) -> None:
-    """Collective; weights, main weights, moments and step counts."""
+def load_tensors(model: ShardedModel, training: Training, directory: Path, *, num_steps: int) -> None:
+    """Collective; weights, main weights, moments and step counts. Rates and decay stay those of the configuration."""
+    settings = training.settings()
     _give_every_parameter_state(training)
     state = dist_checkpointing.load(_sharded_state(model, training, is_loading=True), str(directory))
     for number, chunk in enumerate(model.chunks):
@@ -36,6 +37,7 @@ def load_tensors(model: ShardedModel, training: Training, directory: Path) -> No
     with _step_entries_hidden(training):
         training.optimizer.load_state_dict(state["optimizer"])
     _count_steps_separately(training)
+    training.resume(settings, num_steps=num_steps)
 
 
 def _sharded_state(model: ShardedModel, training: Training, *, is_loading: bool) -> dict[str, Any]:

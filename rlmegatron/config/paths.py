@@ -14,7 +14,8 @@ from pathlib import Path
 from rlmegatron.config.schema import RunConfig
 
 _WHOLE_CHECKPOINT = re.compile(r"step_\d+")
-_SUFFIXES = (".jsonl", ".parquet")
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
+_SUFFIXES = (*_JSON_LINES, ".parquet", ".pq")
 
 
 def path_problems(cfg: RunConfig) -> list[str]:
@@ -29,8 +30,8 @@ def path_problems(cfg: RunConfig) -> list[str]:
 
 def _data_file(name: str, key: str, *, prompt_key: str) -> Iterator[str]:
     path = Path(name)
-    if path.suffix not in _SUFFIXES:
-        yield f"{key}: {name} is of an unknown kind; use a file that ends in {' or '.join(_SUFFIXES)}"
+    if path.suffix.lower() not in _SUFFIXES:
+        yield f"{key}: {name} is of an unknown kind; use a file that ends in {', '.join(_SUFFIXES)}"
     elif not path.is_file():
         what = "is a directory" if path.is_dir() else f"does not exist (looked in {Path.cwd()})"
         yield f"{key}: {name} {what}; use a file"
@@ -38,7 +39,7 @@ def _data_file(name: str, key: str, *, prompt_key: str) -> Iterator[str]:
         yield f"{key}: {name} is not readable"
     elif path.stat().st_size == 0:
         yield f"{key}: {name} is empty"
-    elif path.suffix == ".jsonl":
+    elif path.suffix.lower() in _JSON_LINES:
         yield from _first_row(path, prompt_key)
 
 
@@ -46,7 +47,7 @@ def _first_row(path: Path, prompt_key: str) -> Iterator[str]:
     """The first row alone: a wrong data.prompt_key shows there, before models are loaded."""
     number = 0
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             number, line = next(((n, line) for n, line in enumerate(file, start=1) if line.strip()), (1, ""))
         row = json.loads(line)
     except ValueError as error:

@@ -16,6 +16,20 @@ from rlmegatron.config.schema import OptimizerConfig, RunConfig
 
 _OWN_FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 _NUM_LISTED = 12
+_OWN_ENGINE_ARGS = {
+    "tp_size": "use rollout.tensor",
+    "model_path": "use model.path",
+    "dtype": "use rollout.dtype",
+    "context_length": "use rollout.context_length",
+    "random_seed": "use seed",
+    "base_gpu_id": "the placement of engines decides it",
+    "host": "engines listen on loopback only",
+    "port": "it is chosen when the engine starts",
+    "api_key": "it is made when the engine starts",
+    "custom_weight_loader": "publishing weights depends on it",
+    "skip_tokenizer_init": "engines take and give token ids",
+}
+"""What a run decides elsewhere: the server argument and where."""
 
 
 def problems(
@@ -33,6 +47,7 @@ def problems(
     tables that lie in higher layers.
     """
     found = [*_parallel(cfg), *_batch(cfg), *_lengths(cfg), *_algorithm(cfg), *_optimizer(cfg), *_sampling(cfg)]
+    found += _engine_args(cfg)
     if world_size is not None:
         found += _world(cfg, world_size)
     if card is not None:
@@ -287,6 +302,11 @@ def _idle_parts(cfg: RunConfig) -> Iterator[str]:
             f"algorithm.clip_low: {cfg.algorithm.clip_low:g} is wider than algorithm.clip_high "
             f"({cfg.algorithm.clip_high:g}), which lets probabilities fall faster than they rise"
         )
+
+
+def _engine_args(cfg: RunConfig) -> Iterator[str]:
+    for name in sorted(cfg.rollout.engine_args.keys() & _OWN_ENGINE_ARGS.keys()):
+        yield f"rollout.engine_args.{name}: cannot be set here; {_OWN_ENGINE_ARGS[name]}"
 
 
 def _divisors(count: int) -> str:

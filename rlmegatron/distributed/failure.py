@@ -5,6 +5,7 @@ In: the error that ended this rank. Out: the report on stderr, once, and the exi
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import traceback
@@ -34,6 +35,8 @@ def exit_code_of_failure(world: World, error: BaseException) -> int:
     torchrun then ends the ranks that still wait in a collective.
     """
     if isinstance(error, KeyboardInterrupt):
+        if world.is_lead:
+            _report("interrupted; the run goes on from its newest checkpoint when it is started again")
         return INTERRUPTED
     if isinstance(error, RankFailure):
         if world.is_lead:
@@ -45,6 +48,8 @@ def exit_code_of_failure(world: World, error: BaseException) -> int:
 
 def end_process(code: int) -> NoReturn:
     """Exit without Python's own tear-down, which can wait for ever for a thread or for a collective that never ends."""
+    for child in multiprocessing.active_children():  # Megatron's checkpoint writers would outlive this process
+        child.kill()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

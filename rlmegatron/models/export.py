@@ -7,6 +7,7 @@ Must never gather the whole model on one rank.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ def _write_weights(
         content = dict(next(tensors) for _ in names)
         assert list(content) == names, "the stream and the file plan disagree about the order"
         save_file({name: tensor.cpu().contiguous() for name, tensor in content.items()}, out / file, {"format": "pt"})
+        (out / file).chmod(0o666 & ~_umask())  # safetensors makes files that only their owner can read
         weight_map.update(dict.fromkeys(names, file))
         total += sum(tensor.numel() * tensor.itemsize for tensor in content.values())
     if len(files) > 1:
@@ -82,3 +84,9 @@ def _copy_the_rest(source: Path, out: Path, dtype: torch.dtype) -> None:
     config = json.loads((source / "config.json").read_text())
     config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

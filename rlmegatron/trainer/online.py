@@ -30,6 +30,9 @@ def train(run: Run) -> None:
     """Train until `train.steps` steps are done or a stop is asked for; collective."""
     cfg, world = run.cfg, run.world
     step = restore(run)
+    if step:
+        done = ", the last one: nothing is left to train" if step >= cfg.train.steps else ""
+        run.say(f"resumed from step {step}{done}")
     open_sinks(run, resumed_from=step or None)
     publish_weights(run, version=step)  # a broken sync path fails here, not after step 1
     hand_device_to_engine(run)
@@ -72,6 +75,8 @@ def train(run: Run) -> None:
         _report_step(run, batch, log, started)
         if _is_due(cfg.eval.every, step) and step < cfg.train.steps:
             _report_evaluation(run, step)
+    if step < cfg.train.steps:
+        run.say(f"stopped as asked after step {step} of {cfg.train.steps}")
     _finish(run, step)
 
 

@@ -5,6 +5,7 @@ In: a `RunConfig`. Out: `Run`, and `main`, the program of every rank. The loop i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
@@ -116,13 +117,15 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     stop = threading.Event()
     # Schedulers announce the end of an allocation with this signal: finish the step, save, stop.
     signal.signal(signal.SIGUSR1, lambda *_: stop.set())
-    world.lead(lambda: _open_directory(cfg))
+    world.lead(lambda: _open_directory(cfg, undo))
     arch = world.settle("model", lambda: _architecture(cfg.model.path))
     tokenizer = world.settle("tokenizer", lambda: _tokenizer(cfg.model.path))
     reward = world.settle("reward", lambda: _judge(cfg, undo))
     advantage = world.settle("algorithm", lambda: resolve("advantage", cfg.algorithm.advantage))
     needs_critic = "values" in advantage.inputs
     objectives = world.settle("algorithm", lambda: _objectives(cfg, needs_critic=needs_critic))
+    checkpoints = CheckpointDirectory(Path(cfg.directory).resolve() / "checkpoints", keep=cfg.checkpoint.keep)
+    world.lead(lambda: _check_resume(cfg, checkpoints, needs_critic=needs_critic))
     prompts, eval_sets = _data(cfg, world, tokenizer)
     _say(world, f"starting engines of {cfg.rollout.tensor} on {world.size} ranks; their logs are {cfg.directory}/logs")
     rollout = world.settle("engine start", lambda: _rollout(cfg, world, tokenizer, undo))
@@ -146,7 +149,7 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
         objectives=objectives,
         dp_ranks=world.gather(learner.topology.dp_rank),
         eval_sets=eval_sets,
-        checkpoints=CheckpointDirectory(Path(cfg.directory).resolve() / "checkpoints", keep=cfg.checkpoint.keep),
+        checkpoints=checkpoints,
         prompts=prompts,
         stop=stop,
     )
@@ -171,16 +174,32 @@ def open_sinks(run: Run, *, resumed_from: int | None) -> None:
             resumed_from=resumed_from,
             run_config=cfg.model_dump(mode="json"),
         )
+        (run.directory / "config.yaml").write_text(dump(cfg))  # only now is it sure that this is what runs
 
     run.world.lead(build)
 
 
-def _open_directory(cfg: RunConfig) -> None:
+def _open_directory(cfg: RunConfig, undo: ExitStack) -> None:
+    """Make the run directory and hold its lock as long as this process lives."""
     directory = Path(cfg.directory)
     directory.mkdir(parents=True, exist_ok=True)
-    if cfg.train.resume == "never" and CheckpointDirectory(directory / "checkpoints", keep=1).newest() is not None:
-        raise ValueError(f"train.resume: 'never', but {directory} has checkpoints; choose another name or 'auto'")
-    (directory / "config.yaml").write_text(dump(cfg))
+    lock = undo.enter_context((directory / ".lock").open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"{directory} is in use by another run; wait for it, or give this one another name") from None
+
+
+def _check_resume(cfg: RunConfig, checkpoints: CheckpointDirectory, *, needs_critic: bool) -> None:
+    """A checkpoint that this run cannot go on from shows before anything is started."""
+    step = checkpoints.newest()
+    if step is None:
+        return
+    if cfg.train.resume == "never":
+        raise ValueError(f"train.resume: 'never', but {cfg.directory} has checkpoints; choose another name or 'auto'")
+    trains = ("actor", "critic") if needs_critic else ("actor",)
+    distributed = cfg.parallel.distributed_optimizer
+    checkpoints.check(step, trains=trains, seed=cfg.seed, distributed_optimizer=distributed)
 
 
 def _architecture(path: str) -> Architecture:

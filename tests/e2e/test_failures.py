@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -120,6 +121,17 @@ def test_a_row_without_a_prompt_is_named_by_file_and_line(workspace: Workspace) 
     assert outcome.report().strip() == message
     assert_said_once(outcome, message)
     assert_no_engine_was_started(workspace, "seventh")
+
+
+def test_two_runs_in_one_directory_are_refused(workspace: Workspace) -> None:
+    directory = workspace.path / "runs" / "taken"
+    directory.mkdir(parents=True)
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        outcome = workspace.run("name=taken", ranks=0)
+    assert outcome.code == 1
+    assert_said_once(outcome, "runs/taken is in use by another run; wait for it, or give this one another name")
+    assert [entry.name for entry in directory.iterdir()] == [".lock"]
 
 
 def test_data_with_only_long_prompts_is_refused(workspace: Workspace) -> None:

@@ -84,6 +84,7 @@ def logprobs(model: Any, prompt: list[int], answer: list[int]) -> list[float]:
 
 def test_a_run_leaves_all_that_is_promised(base: Path) -> None:
     assert {entry.name for entry in base.iterdir()} == {
+        ".lock",
         "checkpoints",
         "config.yaml",
         "eval",

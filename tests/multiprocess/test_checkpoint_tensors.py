@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
-from sharded import Layout, cuts, own_samples, policy, start, streamed, update_critic, update_policy
+from sharded import Layout, cuts, own_samples, policy, sharded_model, start, streamed, update_critic, update_policy
 from sharded import critic as build_critic
-from tiny_models import batch_of
+from tiny_models import BETAS, batch_of
 
 from rlmegatron.checkpoint.tensors import load_tensors, save_tensors
+from rlmegatron.config.schema import OptimizerConfig
+from rlmegatron.learner.build import HiddenStatesModel
 from rlmegatron.learner.groups import Topology
+from rlmegatron.learner.policy import Policy
 from rlmegatron.learner.training import Training
 
 TP2 = Layout(2, {"tensor": 2})
@@ -57,10 +60,8 @@ def load_learn(models: str, layout: Layout, saved: str) -> dict[str, Any]:
         for chunk in model.chunks:
             for parameter in chunk.parameters():
                 parameter.data.fill_(torch.nan)
-    load_tensors(actor.model, actor.training, Path(saved) / "actor")
-    load_tensors(critic.model, critic.training, Path(saved) / "critic")
-    for trained in (actor.training, critic.training):
-        trained.schedule.step(NUM_STEPS)
+    load_tensors(actor.model, actor.training, Path(saved) / "actor", num_steps=NUM_STEPS)
+    load_tensors(critic.model, critic.training, Path(saved) / "critic", num_steps=NUM_STEPS)
     return two_steps(topology, actor, critic)
 
 
@@ -86,6 +87,34 @@ def test_a_checkpoint_goes_on_at_another_layout(
             torch.testing.assert_close(tensor, expected["weights"][name], rtol=0, atol=1e-5, msg=name)
 
 
+def resumed_rates(models: str, layout: Layout, out: str) -> list[list[float]]:
+    """Saved after two of ten steps of a linear decay from 1e-4; the next rates under other settings."""
+    topology = start(layout)
+    model = sharded_model(HiddenStatesModel, models, topology)
+    decaying = OptimizerConfig(lr=1e-4, schedule="linear", betas=BETAS)
+    actor = Policy(model, temperature=1.0, training=Training(model, decaying, num_steps=10, distributed_optimizer=True))
+    batch = batch_of(own_samples(topology))
+    for _ in range(NUM_STEPS):
+        update_policy(actor, batch, cuts(batch.num_sequences)["pairs"])
+    save_tensors(model, actor.training, Path(out))
+    rates = []
+    for config, num_steps in ((decaying, 20), (OptimizerConfig(lr=3e-5, betas=BETAS), 10)):
+        again = sharded_model(HiddenStatesModel, models, topology)
+        trained = Training(again, config, num_steps=num_steps, distributed_optimizer=True)
+        load_tensors(again, trained, Path(out), num_steps=NUM_STEPS)
+        rates.append([])
+        for _ in range(2):
+            trained.schedule.step(1)
+            rates[-1].append(trained.optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def test_a_resumed_run_follows_the_schedule_of_its_configuration(models: Path, tmp_path: Path) -> None:
+    (rates,) = run_ranks(resumed_rates, 1, str(models / "Qwen3"), Layout(1, {}), str(tmp_path))
+    assert rates[0] == pytest.approx([1e-4 * (1 - 3 / 20), 1e-4 * (1 - 4 / 20)])
+    assert rates[1] == pytest.approx([3e-5, 3e-5])
+
+
 def tied_round_trip(models: str, layout: Layout, out: str) -> float:
     """Qwen3 ties its embeddings over two stages. The largest change of any parameter by save and load."""
     topology = start(layout)
@@ -96,7 +125,7 @@ def tied_round_trip(models: str, layout: Layout, out: str) -> float:
     before = [parameter.detach().clone() for chunk in actor.model.chunks for parameter in chunk.parameters()]
     state = [tensor.detach().clone() for tensor in actor.training.state_tensors()]
     spoil(actor.training)
-    load_tensors(actor.model, actor.training, Path(out))
+    load_tensors(actor.model, actor.training, Path(out), num_steps=NUM_STEPS)
     after = [parameter for chunk in actor.model.chunks for parameter in chunk.parameters()]
     pairs = [*zip(before, after, strict=True), *zip(state, actor.training.state_tensors(), strict=True)]
     return max(float((old - new).abs().max()) for old, new in pairs)

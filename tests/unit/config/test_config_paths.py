@@ -31,7 +31,8 @@ def test_every_missing_or_unusable_data_file_is_named(make_config: MakeConfig, t
     assert path_problems(cfg) == [
         f"data.train[0].path: {tmp_path / 'gone.jsonl'} does not exist (looked in {Path.cwd()}); use a file",
         f"data.train[1].path: {tmp_path / 'dir.jsonl'} is a directory; use a file",
-        f"data.train[2].path: {tmp_path / 'x.csv'} is of an unknown kind; use a file that ends in .jsonl or .parquet",
+        f"data.train[2].path: {tmp_path / 'x.csv'} is of an unknown kind; "
+        "use a file that ends in .jsonl, .ndjson, .json, .parquet, .pq",
         f"eval.sets.test: {tmp_path / 'empty.jsonl'} is empty",
     ]
 

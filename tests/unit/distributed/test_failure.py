@@ -66,7 +66,7 @@ def test_a_rank_whose_partner_is_gone_does_not_blame_itself(alone: World, capfd:
 
 def test_an_interrupt_is_not_a_failure(alone: World, capfd: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of_failure(alone, KeyboardInterrupt()) == INTERRUPTED
-    assert reported(capfd) == ""
+    assert reported(capfd) == "interrupted; the run goes on from its newest checkpoint when it is started again"
 
 
 def test_torchrun_reads_the_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
