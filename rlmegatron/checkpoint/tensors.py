@@ -34,6 +34,7 @@ def load_tensors(model: ShardedModel, training: Training, directory: Path, *, nu
     state = dist_checkpointing.load(_sharded_state(model, training, is_loading=True), str(directory))
     for number, chunk in enumerate(model.chunks):
         chunk.load_state_dict(state[f"chunk_{number}"], strict=True)
+    _take_saved_rates(training, list(_saved_groups(state["optimizer"])))
     with _step_entries_hidden(training):
         training.optimizer.load_state_dict(state["optimizer"])
     _count_steps_separately(training)
@@ -62,6 +63,25 @@ def _give_every_parameter_state(training: Training) -> None:
             group["lr"] = rate
             for parameter in group["params"]:
                 parameter.grad = None
+
+
+def _take_saved_rates(training: Training, saved: list[dict[str, Any]]) -> None:
+    """From 0.17 on, Megatron knows a saved parameter group by its rates too: lend it the saved ones for the load."""
+    for groups in training.parameter_groups():
+        for group in groups:
+            for other in saved:
+                if all(other.get(key) == group.get(key) for key in ("wd_mult", "lr_mult", "is_expert_parallel")):
+                    group.update({key: other[key] for key in ("max_lr", "min_lr") if key in other})
+
+
+def _saved_groups(state: Any) -> Iterator[dict[str, Any]]:
+    """The parameter groups in an optimizer's state, however Megatron has nested it."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from value if key == "param_groups" else _saved_groups(value)
+    elif isinstance(state, list):
+        for value in state:
+            yield from _saved_groups(value)
 
 
 def _count_steps_separately(training: Training) -> None:

@@ -66,17 +66,18 @@ class Training:
         """What the configuration says of every parameter group: rates, bounds, decay."""
         return [
             [{key: value for key, value in group.items() if key not in ("params", "step")} for group in groups]
-            for groups in self._groups()
+            for groups in self.parameter_groups()
         ]
 
     def resume(self, settings: list[list[dict[str, Any]]], *, num_steps: int) -> None:
         """Go on after `num_steps` optimizer steps by today's `settings`, whatever a checkpoint has brought along."""
-        for groups, wanted in zip(self._groups(), settings, strict=True):
+        for groups, wanted in zip(self.parameter_groups(), settings, strict=True):
             for group, values in zip(groups, wanted, strict=True):
                 group.update(values)
         self.schedule.num_steps = num_steps
 
-    def _groups(self) -> list[list[dict[str, Any]]]:
+    def parameter_groups(self) -> list[list[dict[str, Any]]]:
+        """The parameter groups of each optimizer of the chain."""
         return [optimizer.optimizer.param_groups for optimizer in self.optimizer.chained_optimizers]
 
     def state_tensors(self) -> Iterator[Tensor]:
