@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,15 @@ class CheckpointDirectory:
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(self.of(old))
 
-    def check(self, step: int, **wanted: Any) -> dict[str, Any]:
-        """The plain state of a whole checkpoint, if it fits: `trains` names what learns, other keys must be equal."""
-        state, trains = self.state(step), wanted.pop("trains")
+    def check(self, step: int, *, trains: Iterable[str], **wanted: object) -> None:
+        """Raise ValueError unless a run that trains `trains` under the settings `wanted` can go on from `step`."""
+        state = self.state(step)
         for key, now in wanted.items():
             if state.get(key) != now:
                 raise ValueError(f"{self.of(step)} was saved with {key} {state.get(key)}, the configuration says {now}")
         missing = set(trains) - set(state["optimizer_steps"])
         if missing:
             raise ValueError(f"{self.of(step)} has no {', '.join(sorted(missing))}; it was saved by another algorithm")
-        return state
 
     def state(self, step: int) -> dict[str, Any]:
         """The plain state of a whole checkpoint; ValueError names a file that cannot be read."""
