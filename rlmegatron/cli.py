@@ -12,20 +12,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from rlmegatron import __version__
 from rlmegatron.algorithms.table import TABLE
 from rlmegatron.config.estimate import smallest_world
 from rlmegatron.config.load import ConfigError, load
-from rlmegatron.config.model_card import ModelCard, read_model_card
+from rlmegatron.config.model_card import ModelCard
 from rlmegatron.config.paths import path_problems
 from rlmegatron.config.report import check_report
 from rlmegatron.config.rules import problems, warnings
 from rlmegatron.config.schema import RunConfig
 from rlmegatron.config.schema_json import schema_text
 from rlmegatron.distributed.launcher import SEE_REPORT, leave_note
-from rlmegatron.models.table import read_architecture
+from rlmegatron.models.card import read_model_card
 from rlmegatron.rewards.table import resolve as resolve_reward
 
 USER_ERROR = 2
@@ -122,9 +121,6 @@ def examine(path: str, overrides: Sequence[str], *, world_size: tuple[int, str] 
     known = {f"algorithm.{kind}": names for kind, names in TABLE.items()}
     found += problems(cfg, world_size=size, card=card, critic_card=critic_card, known=known)
     found += path_problems(cfg)
-    for one in (card, critic_card):
-        if one is not None:
-            found += _refusal(partial(read_architecture, one.path))
     found += _refusal(lambda: resolve_reward(cfg.reward.name, cfg.reward.args))
     if found or card is None:
         raise ConfigError(found)
@@ -185,15 +181,15 @@ def _environment_ranks() -> int:
 
 
 def _smallest(cfg: RunConfig) -> int:
-    sizes = cfg.parallel
-    return smallest_world(tensor=sizes.tensor, pipeline=sizes.pipeline, engine_tensor=cfg.rollout.tensor)
+    return smallest_world(cfg.parallel, engine_tensor=cfg.rollout.tensor)
 
 
 def _card(found: list[str], read: Callable[[], ModelCard]) -> ModelCard | None:
+    """The card, or None with the reasons added to `found`."""
     try:
         return read()
-    except ConfigError as error:
-        found.extend(error.problems)
+    except ValueError as error:
+        found.extend(str(error).splitlines())
         return None
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Literal
 
-from rlmegatron.config.model_card import ModelCard, layer_parameters
+from rlmegatron.config.model_card import Count, ModelCard
 from rlmegatron.config.schema import ModelConfig, ParallelConfig, RunConfig
+from rlmegatron.config.stages import stage_sizes
 
-Axis = Literal["tp", "dp", "pp"]
+Axis = Literal["tp", "dp", "pp", "etp", "ep", "edp"]
 NUM_BYTES = {"bf16": 2, "fp32": 4}
 _GRADIENT_BYTES = 4
 _MOMENT_BYTES = 8
@@ -23,26 +25,34 @@ _VOCAB_MULTIPLE = 8
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """A rank's place on each parallel axis."""
+    """A rank's place on each parallel axis; `etp`, `ep` and `edp` are those of the experts."""
 
     rank: int
     tp: int
     dp: int
     pp: int
+    etp: int
+    ep: int
+    edp: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The sizes of every axis; world = tensor x data x pipeline."""
+    """The sizes of every axis; world = tensor x data x pipeline = expert_tensor x expert x expert_data x pipeline."""
 
     world: int
     tensor: int
     pipeline: int
     virtual_pipeline: int
     engine_tensor: int
+    expert: int = 1
+    expert_tensor: int = 1
+    first_layers: int | None = None
+    last_layers: int | None = None
 
     def __post_init__(self) -> None:
         assert self.world % (self.tensor * self.pipeline) == 0, f"no whole data parallelism in {self}"
+        assert self.world % (self.expert_tensor * self.expert * self.pipeline) == 0, f"no whole experts in {self}"
         assert self.world % self.engine_tensor == 0, f"no whole engines in {self}"
 
     @property
@@ -51,23 +61,40 @@ class Layout:
         return self.world // (self.tensor * self.pipeline)
 
     @property
+    def expert_data(self) -> int:
+        """Ranks of a stage that hold the same part of the same experts."""
+        return self.world // (self.expert_tensor * self.expert * self.pipeline)
+
+    @property
     def num_engines(self) -> int:
         """Engines of the run."""
         return self.world // self.engine_tensor
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where `rank` stands in Megatron's default order tp-cp-ep-dp-pp: tp varies fastest, pp slowest."""
+        """Where `rank` stands in Megatron's default order: tp varies fastest, then dp, and pp slowest.
+
+        The experts' axes cut the same stage anew: etp varies fastest, then ep, then edp.
+        """
         assert 0 <= rank < self.world, f"rank {rank} is not in a world of {self.world}"
-        rest, tp = divmod(rank, self.tensor)
-        pp, dp = divmod(rest, self.data)
-        return Coordinates(rank=rank, tp=tp, dp=dp, pp=pp)
+        pp, in_stage = divmod(rank, self.tensor * self.data)
+        dp, tp = divmod(in_stage, self.tensor)
+        rest, etp = divmod(in_stage, self.expert_tensor)
+        edp, ep = divmod(rest, self.expert)
+        return Coordinates(rank=rank, tp=tp, dp=dp, pp=pp, etp=etp, ep=ep, edp=edp)
 
     def groups(self, axis: Axis) -> list[list[int]]:
-        """The ranks that communicate along `axis`: those that differ in no other coordinate."""
+        """The ranks that communicate along `axis`: those that differ in no other coordinate of its kind."""
         members: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world):
             at = self.coordinates(rank)
-            other = {"tp": (at.dp, at.pp), "dp": (at.tp, at.pp), "pp": (at.tp, at.dp)}[axis]
+            other = {
+                "tp": (at.dp, at.pp),
+                "dp": (at.tp, at.pp),
+                "pp": (at.tp, at.dp),
+                "etp": (at.ep, at.edp, at.pp),
+                "ep": (at.etp, at.edp, at.pp),
+                "edp": (at.etp, at.ep, at.pp),
+            }[axis]
             members.setdefault(other, []).append(rank)
         return list(members.values())
 
@@ -82,9 +109,28 @@ class Layout:
 
     def stage_layers(self, stage: int, *, num_layers: int) -> list[range]:
         """The layers of a stage, one range per model chunk; with VPP chunk v of stage p is the (v * PP + p)-th cut."""
-        size = num_layers // (self.pipeline * self.virtual_pipeline)
-        starts = [(chunk * self.pipeline + stage) * size for chunk in range(self.virtual_pipeline)]
-        return [range(start, start + size) for start in starts]
+        sizes = stage_sizes(
+            num_layers=num_layers,
+            pp=self.pipeline,
+            vpp=self.virtual_pipeline,
+            first=self.first_layers,
+            last=self.last_layers,
+        )
+        starts = [chunk * sum(sizes) + sum(sizes[:stage]) for chunk in range(self.virtual_pipeline)]
+        return [range(start, start + sizes[stage]) for start in starts]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parameters that one rank holds; those of experts are replicated over other ranks than the rest."""
+
+    dense: int
+    expert: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.dense + self.expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +164,10 @@ def layout_of(cfg: RunConfig, *, world_size: int) -> Layout:
         pipeline=sizes.pipeline,
         virtual_pipeline=sizes.virtual_pipeline,
         engine_tensor=cfg.rollout.tensor,
+        expert=sizes.expert,
+        expert_tensor=sizes.expert_tensor,
+        first_layers=sizes.first_stage_layers,
+        last_layers=sizes.last_stage_layers,
     )
 
 
@@ -127,19 +177,21 @@ def padded_vocab(vocab_size: int, *, tensor: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
-def rank_parameters(card: ModelCard, layout: Layout, stage: int, *, value_head: bool = False) -> int:
-    """Parameters that a rank of `stage` holds; a tied output layer on another stage than the embedding is a copy."""
-    layers = sum(len(chunk) for chunk in layout.stage_layers(stage, num_layers=card.num_layers))
-    total = layers * layer_parameters(card, tensor=layout.tensor)
-    vocabulary = padded_vocab(card.vocab_size, tensor=layout.tensor) // layout.tensor * card.hidden_size
-    last = stage == layout.pipeline - 1
+def rank_parameters(card: ModelCard, layout: Layout, stage: int, *, value_head: bool = False) -> Held:
+    """What a rank of `stage` holds; a tied output layer on another stage than the embedding is a copy."""
+    parts = [card.layers[layer] for chunk in layout.stage_layers(stage, num_layers=card.num_layers) for layer in chunk]
     if stage == 0:
-        total += vocabulary
-    if last:
-        shares_embedding = card.tied_embeddings and layout.pipeline == 1
-        output = card.hidden_size if value_head else 0 if shares_embedding else vocabulary
-        total += card.hidden_size + output
-    return total
+        parts.append(card.first)
+    if stage == layout.pipeline - 1:
+        # A value head is one row, whole on every rank, in place of the output layer.
+        parts.append(Count(whole=card.last.whole + card.hidden_size) if value_head else card.last)
+        if stage > 0 and not value_head:
+            parts.append(card.copies)
+    rows = padded_vocab(card.vocab_size, tensor=layout.tensor) // layout.tensor
+    return Held(
+        dense=sum(part.dense_on_rank(tensor=layout.tensor, vocab_rows=rows) for part in parts),
+        expert=sum(part.expert_on_rank(expert=layout.expert, expert_tensor=layout.expert_tensor) for part in parts),
+    )
 
 
 def activation_bytes(
@@ -147,30 +199,44 @@ def activation_bytes(
 ) -> int:
     """Activations kept for the backward pass by a rank of `stage`, for micro-batches of `tokens` tokens.
 
-    Per token and layer: both norms' inputs and outputs (4 hidden), q, k, v and the attention's output, and three values
-    of the gated MLP's width; after Korthikanti et al. 2022 (arXiv 2205.05198, section 4) without dropout and with fused
-    attention. Full recomputation keeps the input of each layer and one layer's values. Stage p of a 1F1B schedule holds
-    PP - p micro-batches at a time; interleaving adds (PP - 1) / (PP * VPP) of that.
+    After Korthikanti et al. 2022 (arXiv 2205.05198, section 4) without dropout and with fused attention. Full
+    recomputation keeps the input of each layer and one layer's values. Stage p of a 1F1B schedule holds PP - p
+    micro-batches at a time; interleaving adds (PP - 1) / (PP * VPP) of that.
     """
     cut = layout.tensor if sequence else 1
-    width = 2 * (card.num_heads + card.num_kv_heads) * card.head_dim + 3 * card.ffn_size
-    per_layer = 4 * card.hidden_size // cut + width // layout.tensor
-    layers = sum(len(chunk) for chunk in layout.stage_layers(stage, num_layers=card.num_layers))
+    chunks = layout.stage_layers(stage, num_layers=card.num_layers)
+    per_layer = [_layer_values(card, layout, layer, cut=cut) for chunk in chunks for layer in chunk]
+    values = sum(per_layer)
     if model.recompute == "full":
-        values = layers * (card.hidden_size // cut) + per_layer
-    else:
-        values = layers * per_layer
+        values = len(per_layer) * (card.hidden_size // cut) + max(per_layer)
     in_flight = float(layout.pipeline - stage)
     if layout.virtual_pipeline > 1:
         in_flight *= 1 + (layout.pipeline - 1) / (layout.pipeline * layout.virtual_pipeline)
     return int(values * tokens * NUM_BYTES[model.dtype] * in_flight)
 
 
+def _layer_values(card: ModelCard, layout: Layout, layer: int, *, cut: int) -> int:
+    """Values per token that a rank keeps of one layer; `cut` is how often the sequence is cut.
+
+    Both norms' inputs and outputs (4 hidden), attention's values, and three values of the gated MLP's width. Of experts
+    a token keeps, for each one it visits, that one's input and three values of its width, if all experts have as many
+    tokens; the ranks that share an expert have each other's tokens too.
+    """
+    whole, shared = 4 * card.hidden_size + card.latent_values, card.attention_values
+    experts = card.experts
+    if experts is None or not card.is_moe_layer(layer):
+        shared += 3 * card.ffn_size
+    else:
+        whole += experts.num
+        shared += 3 * experts.shared_ffn
+        shared += experts.top_k * (layout.expert_tensor * card.hidden_size + 3 * experts.ffn)
+    return whole // cut + shared // layout.tensor
+
+
 def memory_of(cfg: RunConfig, layout: Layout, card: ModelCard, stage: int, *, critic_card: ModelCard | None) -> Memory:
     """Estimated bytes of one rank of `stage`; `critic_card` is None for a critic that starts from the actor's model."""
     model, sizes = cfg.model, cfg.parallel
-    parameters = rank_parameters(card, layout, stage)
-    trained = _training_bytes(parameters, layout, model=model, sizes=sizes)
+    trained = _training_bytes(rank_parameters(card, layout, stage), layout, model=model, sizes=sizes)
     activations = activation_bytes(
         card, layout, stage, model=model, tokens=cfg.train.micro_batch_tokens, sequence=sizes.sequence
     )
@@ -195,36 +261,41 @@ def memory_of(cfg: RunConfig, layout: Layout, card: ModelCard, stage: int, *, cr
     )
 
 
-def _training_bytes(
-    parameters: int, layout: Layout, *, model: ModelConfig, sizes: ParallelConfig
-) -> tuple[int, int, int]:
-    """Weights, fp32 gradients, and Adam's fp32 moments with (in bf16) fp32 main weights, cut over DP if asked."""
+def _training_bytes(held: Held, layout: Layout, *, model: ModelConfig, sizes: ParallelConfig) -> tuple[int, int, int]:
+    """Weights, fp32 gradients, and Adam's fp32 moments with (in bf16) fp32 main weights.
+
+    The optimizer's part is cut, if asked, over the ranks that hold the same parameters.
+    """
     state = _MOMENT_BYTES + (_FP32_BYTES if model.dtype == "bf16" else 0)
-    shards = layout.data if sizes.distributed_optimizer else 1
-    return parameters * NUM_BYTES[model.dtype], parameters * _GRADIENT_BYTES, -(-parameters * state // shards)
+    shards = (layout.data, layout.expert_data) if sizes.distributed_optimizer else (1, 1)
+    optimizer = -(-held.dense * state // shards[0]) + -(-held.expert * state // shards[1])
+    return held.total * NUM_BYTES[model.dtype], held.total * _GRADIENT_BYTES, optimizer
 
 
 def _engine_weight_bytes(cfg: RunConfig, card: ModelCard) -> int:
     """One engine rank's weights; SGLang replicates KV heads where there are fewer than ranks, which is left out."""
-    engine = Layout(
-        world=cfg.rollout.tensor, tensor=cfg.rollout.tensor, pipeline=1, virtual_pipeline=1, engine_tensor=1
-    )
-    return rank_parameters(card, engine, 0) * NUM_BYTES[cfg.rollout.dtype or cfg.model.dtype]
+    ranks = cfg.rollout.tensor
+    engine = Layout(world=ranks, tensor=ranks, pipeline=1, virtual_pipeline=1, engine_tensor=ranks, expert_tensor=ranks)
+    return rank_parameters(card, engine, 0).total * NUM_BYTES[cfg.rollout.dtype or cfg.model.dtype]
 
 
 def _kv_cache_bytes(cfg: RunConfig, card: ModelCard) -> int | None:
-    """Keys and values of rollout.max_total_tokens tokens on one engine rank."""
+    """What one engine rank caches of rollout.max_total_tokens tokens; a latent is whole on every rank."""
     if cfg.rollout.max_total_tokens is None:
         return None
-    heads = max(1, card.num_kv_heads // cfg.rollout.tensor)
-    per_token = 2 * card.num_layers * heads * card.head_dim * NUM_BYTES[cfg.rollout.dtype or cfg.model.dtype]
+    shares = 1 if card.num_kv_heads is None else min(card.num_kv_heads, cfg.rollout.tensor)
+    per_token = card.num_layers * card.cached_values // shares * NUM_BYTES[cfg.rollout.dtype or cfg.model.dtype]
     return cfg.rollout.max_total_tokens * per_token
 
 
-def smallest_world(*, tensor: int, pipeline: int, engine_tensor: int) -> int:
-    """The fewest ranks that hold whole models and whole engines (a least common multiple)."""
-    model = tensor * pipeline
-    return next(size for size in range(model, model * engine_tensor + 1, model) if size % engine_tensor == 0)
+def model_ranks(sizes: ParallelConfig) -> int:
+    """The fewest ranks that hold a whole model: each stage whole tensor-parallel groups and whole sets of experts."""
+    return sizes.pipeline * lcm(sizes.tensor, sizes.expert * sizes.expert_tensor)
+
+
+def smallest_world(sizes: ParallelConfig, *, engine_tensor: int) -> int:
+    """The fewest ranks that hold whole models and whole engines."""
+    return lcm(model_ranks(sizes), engine_tensor)
 
 
 def spans(groups: Sequence[Sequence[int]]) -> str:

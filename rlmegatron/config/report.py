@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlmegatron.config.estimate import Layout, layout_of, memory_of, spans
-from rlmegatron.config.model_card import ModelCard
+from rlmegatron.config.estimate import Layout, layout_of, memory_of, rank_parameters, spans
+from rlmegatron.config.model_card import ExpertSizes, ModelCard
 from rlmegatron.config.schema import RunConfig
 
 _MOST_RANKS_LISTED = 16
@@ -30,7 +30,7 @@ def check_report(
         _heading(cfg, card, layout, world_size_from=world_size_from),
         _models(cfg),
         _ranks(layout, card) if world_size <= _MOST_RANKS_LISTED else _stages(layout, card),
-        _groups(layout),
+        _groups(layout, card),
         _batch(cfg, layout),
         _memory(cfg, layout, card, critic_card),
     ]
@@ -40,17 +40,37 @@ def check_report(
 
 
 def _heading(cfg: RunConfig, card: ModelCard, layout: Layout, *, world_size_from: str) -> list[str]:
-    parameters = "parameters not known" if card.num_parameters is None else f"{card.num_parameters:,} parameters"
     tied = "tied" if card.tied_embeddings else "untied"
+    keys = f"{card.num_kv_heads} KV heads" if card.num_kv_heads else f"a latent of {card.cached_values}"
+    active = f", {card.active_parameters:,} of them for a token" if card.experts else ""
     return [
         f"run     {cfg.name} in {cfg.directory}",
-        f"model   {card.path}: {card.architecture}, {parameters}",
+        f"model   {card.path}: {card.architecture}, {card.num_parameters:,} parameters{active}",
         f"        {card.num_layers} layers, hidden {card.hidden_size}, {card.num_heads} heads of {card.head_dim} over "
-        f"{card.num_kv_heads} KV heads, MLP {card.ffn_size}, vocabulary {card.vocab_size} ({tied}), "
-        f"{card.max_positions} positions",
+        f"{keys}, {_mlp(card)}, vocabulary {card.vocab_size} ({tied}), {card.max_positions} positions",
+        *(f"        left out: {reason}" for reason in card.left_out),
         f"world   {layout.world} {_plural('rank', layout.world)} ({world_size_from}) = TP {layout.tensor} x PP "
         f"{layout.pipeline} x DP {layout.data}" + _options(cfg),
+        *([_expert_world(layout)] if card.experts else []),
     ]
+
+
+def _mlp(card: ModelCard) -> str:
+    experts, parts = card.experts, []
+    if card.has_dense_layers:
+        parts.append(f"MLP {card.ffn_size}")
+    if experts is not None:
+        where = f" in {len(experts.layers)} layers" if card.has_dense_layers else ""
+        shared = f" + {experts.shared_ffn} shared" if experts.shared_ffn else ""
+        parts.append(f"{experts.num} experts of {experts.ffn}{shared}{where}, {experts.top_k} for a token")
+    return ", ".join(parts)
+
+
+def _expert_world(layout: Layout) -> str:
+    return (
+        f"experts {layout.world} {_plural('rank', layout.world)} = ETP {layout.expert_tensor} x EP {layout.expert} x "
+        f"PP {layout.pipeline} x expert DP {layout.expert_data}"
+    )
 
 
 def _options(cfg: RunConfig) -> str:
@@ -89,12 +109,17 @@ def _models(cfg: RunConfig) -> list[str]:
 
 
 def _ranks(layout: Layout, card: ModelCard) -> list[str]:
-    rows = [("rank", "tp", "dp", "pp", "holds", "engine")]
+    of_experts = ("etp", "ep", "edp") if card.experts else ()
+    rows: list[tuple[str, ...]] = [("rank", "tp", "dp", "pp", *of_experts, "holds", "engine")]
     for rank in range(layout.world):
         at = layout.coordinates(rank)
         engine = rank // layout.engine_tensor
         owner = " (owns its server)" if rank == layout.engine_ranks(engine)[0] else ""
-        rows.append((str(rank), str(at.tp), str(at.dp), str(at.pp), _holds(layout, card, at.pp), f"{engine}{owner}"))
+        places = (at.tp, at.dp, at.pp, *((at.etp, at.ep, at.edp) if card.experts else ()))
+        held = _holds(layout, card, at.pp)
+        if card.experts:
+            held += f", experts {_experts_of(card.experts, layout, at.ep)}"
+        rows.append((str(rank), *map(str, places), held, f"{engine}{owner}"))
     return ["ranks", *_table(rows)]
 
 
@@ -117,16 +142,27 @@ def _holds(layout: Layout, card: ModelCard, stage: int) -> str:
     return ", ".join(parts)
 
 
-def _groups(layout: Layout) -> list[str]:
+def _experts_of(experts: ExpertSizes, layout: Layout, ep: int) -> str:
+    size = experts.num // layout.expert
+    return f"{ep * size}-{(ep + 1) * size - 1}" if size > 1 else str(ep)
+
+
+def _groups(layout: Layout, card: ModelCard) -> list[str]:
     engines = [list(layout.engine_ranks(engine)) for engine in range(layout.num_engines)]
+    named = [
+        ("tensor parallel", layout.groups("tp")),
+        ("data parallel", layout.groups("dp")),
+        ("pipeline parallel", layout.groups("pp")),
+    ]
+    of_experts = (
+        ("expert tensor", layout.groups("etp")),
+        ("expert parallel", layout.groups("ep")),
+        ("expert data", layout.groups("edp")),
+    )
+    if card.experts:
+        named += [(name, groups) for name, groups in of_experts if len(groups[0]) > 1]
     rows = [
-        (name, f"{len(groups)} of {len(groups[0])}:", spans(groups))
-        for name, groups in (
-            ("tensor parallel", layout.groups("tp")),
-            ("data parallel", layout.groups("dp")),
-            ("pipeline parallel", layout.groups("pp")),
-            ("engines", engines),
-        )
+        (name, f"{len(groups)} of {len(groups[0])}:", spans(groups)) for name, groups in [*named, ("engines", engines)]
     ]
     return ["groups", *_table(rows)]
 
@@ -157,13 +193,11 @@ def _batch(cfg: RunConfig, layout: Layout) -> list[str]:
 
 
 def _memory(cfg: RunConfig, layout: Layout, card: ModelCard, critic_card: ModelCard | None) -> list[str]:
-    if card.num_parameters is None or (critic_card is not None and critic_card.num_parameters is None):
-        return [f"memory of one rank: not estimated for {card.architecture}"]
     rows: list[tuple[str, ...]] = [
         ("stage", "weights", "grads", "optimizer", "reference", "critic", "activations", "logits", "sum")
     ]
     engine = ""
-    for stage in _different_stages(layout):
+    for stage in _different_stages(layout, card):
         memory = memory_of(cfg, layout, card, stage, critic_card=critic_card)
         parts = (memory.weights, memory.gradients, memory.optimizer, memory.reference, memory.critic)
         sizes = (*parts, memory.activations, memory.logits, memory.training)
@@ -175,9 +209,14 @@ def _memory(cfg: RunConfig, layout: Layout, card: ModelCard, critic_card: ModelC
     return ["memory of one rank, estimated (activations roughly)", *_table(rows), engine]
 
 
-def _different_stages(layout: Layout) -> list[int]:
-    """The first, second and last stage: those between are like the second, with fewer micro-batches in flight."""
-    return sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
+def _different_stages(layout: Layout, card: ModelCard) -> list[int]:
+    """The first and the last stage, and those that hold other numbers than the stage before.
+
+    What is left out is like its forerunner, with fewer micro-batches in flight.
+    """
+    held = [rank_parameters(card, layout, stage) for stage in range(layout.pipeline)]
+    ends = (0, layout.pipeline - 1)
+    return [stage for stage in range(layout.pipeline) if stage in ends or held[stage] != held[stage - 1]]
 
 
 def in_units(size: int) -> str:

@@ -10,12 +10,12 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from rlmegatron.config.estimate import padded_vocab, smallest_world
+from rlmegatron.config.cuts import divisors, engine_cuts, listed, training_cuts
+from rlmegatron.config.estimate import model_ranks, padded_vocab, smallest_world
 from rlmegatron.config.model_card import ModelCard
 from rlmegatron.config.schema import OptimizerConfig, RunConfig
 
 _OWN_FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
-_NUM_LISTED = 12
 _OWN_ENGINE_ARGS = {
     "tp_size": "use rollout.tensor",
     "model_path": "use model.path",
@@ -51,7 +51,8 @@ def problems(
     if world_size is not None:
         found += _world(cfg, world_size)
     if card is not None:
-        found += [*_cuts(cfg, card, "model.path"), *_text(cfg, card), *_engine(cfg, card), *_positions(cfg, card)]
+        found += training_cuts(cfg.parallel, card, owner="model.path")
+        found += [*_text(cfg, card), *engine_cuts(cfg, card), *_positions(cfg, card)]
     if card is not None and critic_card is not None:
         found += _critic(cfg, card, critic_card)
     for key, names in (known or {}).items():
@@ -87,20 +88,42 @@ def _parallel(cfg: RunConfig) -> Iterator[str]:
             f"parallel.virtual_pipeline: {sizes.virtual_pipeline} needs parallel.pipeline above 1 (it interleaves "
             "stages); it is 1"
         )
+    for key, layers in (
+        ("first_stage_layers", sizes.first_stage_layers),
+        ("last_stage_layers", sizes.last_stage_layers),
+    ):
+        if layers is not None and sizes.pipeline == 1:
+            yield f"parallel.{key}: {layers} needs parallel.pipeline above 1; it is 1"
+        if layers is not None and sizes.virtual_pipeline > 1:
+            yield (
+                f"parallel.{key}: {layers} cannot go with parallel.virtual_pipeline {sizes.virtual_pipeline}, which "
+                "interleaves stages of one size; use one of the two"
+            )
 
 
 def _world(cfg: RunConfig, world_size: int) -> Iterator[str]:
-    tensor, pipeline, engine = cfg.parallel.tensor, cfg.parallel.pipeline, cfg.rollout.tensor
-    smallest = smallest_world(tensor=tensor, pipeline=pipeline, engine_tensor=engine)
-    if world_size % (tensor * pipeline):
+    sizes, engine = cfg.parallel, cfg.rollout.tensor
+    whole_models = model_ranks(sizes)
+    if world_size % whole_models:
         yield (
-            f"world size: {world_size} is not a multiple of parallel.tensor x parallel.pipeline "
-            f"({tensor} x {pipeline} = {tensor * pipeline}); use a multiple of {smallest} ranks"
+            f"world size: {world_size} is not a multiple of {_ranks_of_a_model(cfg)} = {whole_models}); use a multiple "
+            f"of {smallest_world(sizes, engine_tensor=engine)} ranks"
         )
         return
     if world_size % engine:
-        yield f"rollout.tensor: {engine} does not divide the world size ({world_size}); use {_divisors(world_size)}"
-    yield from _shares(cfg, num_replicas=world_size // (tensor * pipeline))
+        yield f"rollout.tensor: {engine} does not divide the world size ({world_size}); use {divisors(world_size)}"
+    yield from _shares(cfg, num_replicas=world_size // (sizes.tensor * sizes.pipeline))
+
+
+def _ranks_of_a_model(cfg: RunConfig) -> str:
+    """The product in words and numbers, with its bracket left open for the result."""
+    sizes = cfg.parallel
+    if sizes.expert * sizes.expert_tensor == 1:
+        return f"parallel.tensor x parallel.pipeline ({sizes.tensor} x {sizes.pipeline}"
+    return (
+        "parallel.pipeline x the least common multiple of parallel.tensor and parallel.expert x parallel.expert_tensor "
+        f"({sizes.pipeline} x lcm({sizes.tensor}, {sizes.expert} x {sizes.expert_tensor})"
+    )
 
 
 def _shares(cfg: RunConfig, *, num_replicas: int) -> Iterator[str]:
@@ -124,7 +147,7 @@ def _batch(cfg: RunConfig) -> Iterator[str]:
     if samples % parts:
         yield (
             f"train.mini_batches: {parts} does not divide rollout.prompts_per_step x rollout.samples_per_prompt "
-            f"({samples}); use {_divisors(samples)}"
+            f"({samples}); use {divisors(samples)}"
         )
 
 
@@ -196,29 +219,8 @@ def _sampling(cfg: RunConfig) -> Iterator[str]:
         yield f"rollout.stop_token_ids: {list(cfg.rollout.stop_token_ids)} holds a negative id"
 
 
-def _cuts(cfg: RunConfig, card: ModelCard, owner: str) -> Iterator[str]:
-    """Whether the model that `owner` names can be cut as `parallel` says; a KV head is never split between ranks."""
-    tensor, of = cfg.parallel.tensor, "" if owner == "model.path" else f" of {owner}"
-    for name, count in (
-        ("num_attention_heads", card.num_heads),
-        ("num_key_value_heads", card.num_kv_heads),
-        ("intermediate_size", card.ffn_size),
-    ):
-        if count % tensor:
-            yield f"parallel.tensor: {tensor} does not divide {name}{of} ({count}); use {_divisors(count)}"
-    pipeline, chunks = cfg.parallel.pipeline, cfg.parallel.virtual_pipeline
-    layers, per_stage = card.num_layers, card.num_layers // pipeline
-    if layers % pipeline:
-        yield f"parallel.pipeline: {pipeline} does not divide num_hidden_layers{of} ({layers}); use {_divisors(layers)}"
-    elif per_stage % chunks:
-        yield (
-            f"parallel.virtual_pipeline: {chunks} does not divide the {per_stage} layers of a pipeline stage{of}; use "
-            f"{_divisors(per_stage)}"
-        )
-
-
 def _critic(cfg: RunConfig, card: ModelCard, critic_card: ModelCard) -> Iterator[str]:
-    yield from _cuts(cfg, critic_card, "critic.path")
+    yield from training_cuts(cfg.parallel, critic_card, owner="critic.path")
     if critic_card.vocab_size < card.vocab_size:
         yield (
             f"critic.path: a vocabulary of {critic_card.vocab_size} does not hold the token ids of model.path "
@@ -237,19 +239,6 @@ def _text(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
         yield f"rollout.stop_token_ids: {outside} lie outside the vocabulary; use ids below {card.vocab_size}"
 
 
-def _engine(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
-    tensor = cfg.rollout.tensor
-    for name, count in (("num_attention_heads", card.num_heads), ("intermediate_size", card.ffn_size)):
-        if count % tensor:
-            yield f"rollout.tensor: {tensor} does not divide {name} ({count}); use {_divisors(count)}"
-    kv = card.num_kv_heads
-    if kv % tensor and tensor % kv:
-        yield (
-            f"rollout.tensor: {tensor} neither divides num_key_value_heads ({kv}) nor is a multiple of it, as SGLang "
-            "needs; use " + _listed([size for size in range(1, card.num_heads + 1) if not (kv % size and size % kv)])
-        )
-
-
 def _positions(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
     if cfg.context_length > card.max_positions:
         key = "data.max_prompt_tokens + rollout.max_new_tokens"
@@ -262,7 +251,7 @@ def _name(key: str, name: str, names: Collection[str]) -> Iterator[str]:
     if name in names or _OWN_FUNCTION.match(name):
         return
     close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"use {_listed(sorted(names))}, or 'package.module:function'"
+    hint = f"did you mean '{close[0]}'?" if close else f"use {listed(sorted(names))}, or 'package.module:function'"
     yield f"{key}: '{name}' is not known; {hint}"
 
 
@@ -307,15 +296,3 @@ def _idle_parts(cfg: RunConfig) -> Iterator[str]:
 def _engine_args(cfg: RunConfig) -> Iterator[str]:
     for name in sorted(cfg.rollout.engine_args.keys() & _OWN_ENGINE_ARGS.keys()):
         yield f"rollout.engine_args.{name}: cannot be set here; {_OWN_ENGINE_ARGS[name]}"
-
-
-def _divisors(count: int) -> str:
-    return _listed([size for size in range(1, count + 1) if count % size == 0])
-
-
-def _listed(values: list[int] | list[str]) -> str:
-    """'1, 2 or 4'; of many the first ones and the last."""
-    shown = [str(value) for value in values]
-    if len(shown) > _NUM_LISTED:
-        shown = [*shown[: _NUM_LISTED - 1], "...", shown[-1]]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"

@@ -28,7 +28,7 @@ class ModelConfig(Section):
     """Which model is trained."""
 
     path: str
-    """Hugging Face directory (config.json, safetensors, tokenizer) that the actor, reference and critic start from."""
+    """What actor, reference and critic start from: a Hugging Face directory, or one converted to a dist-checkpoint."""
     dtype: Literal["bf16", "fp32"] = "bf16"
     """Type of the weights and activations in training; the optimizer keeps fp32 main weights either way."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -48,10 +48,18 @@ class ParallelConfig(Section):
     """Pipeline-parallel size (PP)."""
     virtual_pipeline: Positive = 1
     """Model chunks per pipeline stage (VPP, interleaved schedule); 1 turns it off."""
+    first_stage_layers: Positive | None = None
+    """Layers of the first pipeline stage where they do not come out even (61 of DeepSeek-V3); None cuts evenly."""
+    last_stage_layers: Positive | None = None
+    """Layers of the last pipeline stage where they do not come out even; None cuts evenly."""
+    expert: Positive = 1
+    """Expert-parallel size (EP): each rank holds 1 / EP of every layer's experts; its ranks are those of a stage."""
+    expert_tensor: Positive = 1
+    """Tensor-parallel size of the experts (ETP), which need not be that of the rest; 1 leaves each expert whole."""
     sequence: bool = False
-    """Sequence parallelism: cut activations between tensor-parallel regions along the sequence; needs tensor > 1."""
+    """Sequence parallelism: cut activations by tokens between TP regions; needs tensor > 1, where experts need it."""
     distributed_optimizer: bool = True
-    """Shard optimizer state over data-parallel ranks."""
+    """Shard optimizer state over data-parallel ranks, that of experts over the ranks that hold the same experts."""
 
 
 class OptimizerConfig(Section):
@@ -92,7 +100,7 @@ class CriticConfig(Section):
     epochs: Positive | None = None
     """Passes of the critic over a rollout batch; None means train.epochs."""
     path: str | None = None
-    """Hugging Face directory that the critic's body starts from; None means model.path. Its value head starts at 0."""
+    """Directory, of either kind, that the critic's body starts from; None: model.path. Its value head starts at 0."""
 
 
 class RolloutConfig(Section):

@@ -12,20 +12,16 @@ import torch
 import torch.nn.functional as F
 from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import (
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
-)
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor, nn
 
 from rlmegatron.config.schema import ModelConfig
-from rlmegatron.learner.attention import PackedAttention, RMSNorm
 from rlmegatron.learner.groups import Topology
+from rlmegatron.learner.layer_specs import block_spec, has_transformer_engine
+from rlmegatron.learner.rotary import set_rotary
 from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.rules import Stage
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -73,45 +69,94 @@ class ValueModel(HiddenStatesModel):
 
 def transformer_config(arch: Architecture, model: ModelConfig, topology: Topology) -> TransformerConfig:
     """Megatron's configuration of this architecture under this layout."""
-    dtype = DTYPES[model.dtype]
-    return TransformerConfig(
+    dtype, with_engine = DTYPES[model.dtype], has_transformer_engine()
+    kind = MLATransformerConfig if arch.latent else TransformerConfig
+    return kind(
         num_layers=arch.num_layers,
         hidden_size=arch.hidden_size,
         ffn_hidden_size=arch.ffn_size,
         num_attention_heads=arch.num_heads,
-        num_query_groups=arch.num_kv_heads,
-        kv_channels=arch.head_dim,
         normalization="RMSNorm",
         layernorm_epsilon=arch.norm_eps,
-        qk_layernorm=arch.qk_norm,
+        qk_layernorm=arch.qk_norm or arch.latent is not None,
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
         add_qkv_bias=arch.qkv_bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        tensor_model_parallel_size=topology.tp,
-        pipeline_model_parallel_size=topology.pp,
-        virtual_pipeline_model_parallel_size=topology.vpp if topology.vpp > 1 else None,
-        sequence_parallel=topology.sequence_parallel,
-        # Packed micro-batches differ in length. Megatron's interleaved schedule mixes up forward and backward shapes at
-        # PP=2, so there micro-batches are filled to one length, and its unbatched sends keep the two directions apart.
-        variable_seq_lengths=topology.vpp == 1,
-        overlap_p2p_comm=topology.vpp > 1,
-        batch_p2p_comm=topology.vpp == 1,
-        moe_token_dispatcher_type="alltoall",  # the only dispatcher Megatron permits with variable lengths
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=model.dtype == "bf16",
         calculate_per_token_loss=True,  # losses are sums; the update divides once by the global count
         perform_initialization=False,  # every parameter comes from a checkpoint
         gradient_accumulation_fusion=False,
-        persist_layer_norm=has_transformer_engine(),
-        apply_rope_fusion=has_transformer_engine(),
-        bias_activation_fusion=has_transformer_engine(),
+        persist_layer_norm=with_engine,
+        apply_rope_fusion=with_engine and arch.latent is None,
+        bias_activation_fusion=with_engine,
         masked_softmax_fusion=False,
+        **_parallel_fields(topology),
+        **(_latent_fields(arch) if arch.latent else _attention_fields(arch)),
+        **(_expert_fields(arch, with_engine=with_engine) if arch.experts else {}),
         **_recompute(model),
     )
+
+
+def _parallel_fields(topology: Topology) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": topology.tp,
+        "pipeline_model_parallel_size": topology.pp,
+        "virtual_pipeline_model_parallel_size": topology.vpp if topology.vpp > 1 else None,
+        "num_layers_in_first_pipeline_stage": topology.first_stage_layers,
+        "num_layers_in_last_pipeline_stage": topology.last_stage_layers,
+        "expert_model_parallel_size": topology.ep,
+        "expert_tensor_parallel_size": topology.etp,
+        "sequence_parallel": topology.sequence_parallel,
+        # Packed micro-batches differ in length. Megatron's interleaved schedule mixes up forward and backward shapes at
+        # PP=2, so there micro-batches are filled to one length, and its unbatched sends keep the two directions apart.
+        "variable_seq_lengths": topology.vpp == 1,
+        "overlap_p2p_comm": topology.vpp > 1,
+        "batch_p2p_comm": topology.vpp == 1,
+        "moe_token_dispatcher_type": "alltoall",  # the only dispatcher Megatron permits with variable lengths
+    }
+
+
+def _attention_fields(arch: Architecture) -> dict[str, Any]:
+    scale = arch.softmax_scale if arch.rope.attention_factor != 1.0 else None
+    return {"num_query_groups": arch.num_kv_heads, "kv_channels": arch.head_dim, "softmax_scale": scale}
+
+
+def _latent_fields(arch: Architecture) -> dict[str, Any]:
+    """`set_rotary` replaces the rotary embedding, and the softmax scale is the factor's square over the key's width."""
+    latent = arch.latent
+    assert latent is not None
+    return {
+        "num_query_groups": arch.num_heads,
+        "q_lora_rank": latent.q_rank,
+        "kv_lora_rank": latent.kv_rank,
+        "qk_head_dim": latent.nope_dim,
+        "qk_pos_emb_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+        "rope_type": "yarn",
+        "rotary_base": arch.rope.base,
+        "rotary_scaling_factor": arch.rope.factor,
+        "mscale_all_dim": arch.rope.mscale_all_dim,
+    }
+
+
+def _expert_fields(arch: Architecture, *, with_engine: bool) -> dict[str, Any]:
+    experts = arch.experts
+    assert experts is not None
+    return {
+        "num_moe_experts": experts.num,
+        "moe_router_topk": experts.top_k,
+        "moe_ffn_hidden_size": experts.ffn,
+        "moe_shared_expert_intermediate_size": experts.shared_ffn or None,
+        "moe_layer_freq": [int(arch.is_moe_layer(layer)) for layer in range(arch.num_layers)],
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32",
+        "moe_grouped_gemm": with_engine,
+    }
 
 
 def _recompute(model: ModelConfig) -> dict[str, Any]:
@@ -120,34 +165,15 @@ def _recompute(model: ModelConfig) -> dict[str, Any]:
     return {"recompute_granularity": "selective"} if model.recompute == "selective" else {}
 
 
-def has_transformer_engine() -> bool:
-    """Whether Megatron found Transformer Engine (and so a CUDA device)."""
-    from megatron.core.extensions import transformer_engine
-
-    return bool(transformer_engine.HAVE_TE) and torch.cuda.is_available()
-
-
-def layer_spec(arch: Architecture, model: ModelConfig) -> tuple[ModuleSpec, type | None]:
-    """The spec of one layer, and the class of the block's final norm (None: Megatron's own)."""
-    if has_transformer_engine():
-        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=arch.qk_norm), None
-    spec = get_gpt_layer_local_spec(qk_layernorm=arch.qk_norm, normalization="RMSNorm")
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
-    attention = spec.submodules.self_attention.submodules
-    attention.core_attention = ModuleSpec(PackedAttention, params={"attention_chunk": model.attention_chunk})
-    if arch.qk_norm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return spec, RMSNorm
-
-
 def build_chunks(
-    kind: type[HiddenStatesModel], arch: Architecture, model: ModelConfig, topology: Topology, device: torch.device
+    kind: type[HiddenStatesModel], arch: Architecture, model: ModelConfig, topology: Topology
 ) -> list[HiddenStatesModel]:
-    """This rank's pipeline chunks, on `device`, with unset parameters."""
+    """This rank's pipeline chunks with unset parameters."""
     config = transformer_config(arch, model, topology)
-    spec, final_norm = layer_spec(arch, model)
+    cut = topology.stages(arch.num_layers)
     return [
-        _build_chunk(kind, arch, config, topology, spec, final_norm, chunk).to(device) for chunk in range(topology.vpp)
+        _build_chunk(kind, arch, config, model, topology, cut[topology.pp_rank, chunk], chunk)
+        for chunk in range(topology.vpp)
     ]
 
 
@@ -155,28 +181,23 @@ def _build_chunk(
     kind: type[HiddenStatesModel],
     arch: Architecture,
     config: TransformerConfig,
+    model: ModelConfig,
     topology: Topology,
-    spec: ModuleSpec,
-    final_norm: type | None,
+    stage: Stage,
     chunk: int,
 ) -> HiddenStatesModel:
-    vp_stage = chunk if topology.vpp > 1 else None
-    block: ModuleSpec | TransformerBlockSubmodules = spec
-    if final_norm is not None:
-        num_layers = get_num_layers_to_build(config, vp_stage, topology.pp_rank)
-        block = TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=final_norm)
-    return kind(
+    built = kind(
         config,
-        block,
+        block_spec(arch, model, stage, with_engine=has_transformer_engine()),
         vocab_size=arch.padded_vocab(topology.tp),
         max_sequence_length=arch.max_positions,
-        pre_process=topology.pp_rank == 0 and chunk == 0,
-        post_process=topology.is_last_stage and chunk == topology.vpp - 1,
+        pre_process=stage.is_first,
+        post_process=stage.is_last,
         share_embeddings_and_output_weights=arch.tied_embeddings and kind is HiddenStatesModel,
         position_embedding_type="rope",
         rotary_base=arch.rope.base,
-        rope_scaling=arch.rope.llama3_factor is not None,
-        rope_scaling_factor=arch.rope.llama3_factor or 8.0,
         pg_collection=topology.collection,
-        vp_stage=vp_stage,
+        vp_stage=chunk if topology.vpp > 1 else None,
     )
+    set_rotary(built, arch, topology.collection.cp)
+    return built

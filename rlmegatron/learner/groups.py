@@ -6,6 +6,7 @@ megatron.core.parallel_state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,24 +18,35 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from rlmegatron.config.schema import ParallelConfig
+from rlmegatron.models.rules import Axis, Stage, stages
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Sizes, this rank's coordinates and the groups; `model` holds the tp * pp ranks of one data-parallel replica."""
+    """Sizes, this rank's coordinates and the groups.
+
+    Experts are cut over `etp` x `ep` ranks of a stage, whatever cuts the rest. `replica_group` holds the fewest ranks
+    that together hold a whole model, stage by stage.
+    """
 
     tp: int
     pp: int
     vpp: int
     dp: int
+    ep: int
+    etp: int
+    first_stage_layers: int | None
+    last_stage_layers: int | None
     tp_rank: int
     pp_rank: int
     dp_rank: int
+    ep_rank: int
+    etp_rank: int
     sequence_parallel: bool
     tp_group: dist.ProcessGroup
     pp_group: dist.ProcessGroup
     dp_group: dist.ProcessGroup
-    model_group: dist.ProcessGroup
+    replica_group: dist.ProcessGroup
     collection: ProcessGroupCollection
 
     @property
@@ -43,9 +55,33 @@ class Topology:
         return self.pp_rank == self.pp - 1
 
     @property
+    def is_first_replica(self) -> bool:
+        """Whether this rank's replica is that of rank 0."""
+        return dist.get_global_rank(self.replica_group, 0) == 0
+
+    @property
     def last_stage_rank(self) -> int:
         """Global rank of the last stage in this rank's pipeline."""
         return dist.get_global_rank(self.pp_group, self.pp - 1)
+
+    def stages(self, num_layers: int) -> dict[tuple[int, int], Stage]:
+        """(pipeline rank, chunk) -> the layers it holds."""
+        return stages(
+            num_layers=num_layers,
+            pp=self.pp,
+            vpp=self.vpp,
+            first=self.first_stage_layers,
+            last=self.last_stage_layers,
+        )
+
+    def local_experts(self, num_experts: int) -> range:
+        """Global numbers of the experts that this rank holds (a slice of)."""
+        num_local = num_experts // self.ep
+        return range(self.ep_rank * num_local, (self.ep_rank + 1) * num_local)
+
+    def cut(self, axis: Axis) -> tuple[int, int]:
+        """(size, rank) of an axis that cuts parameters."""
+        return (self.tp, self.tp_rank) if axis == "tp" else (self.etp, self.etp_rank)
 
     def schedule(self) -> Callable[..., list[Any]]:
         """Megatron's forward-backward function for this pipeline."""
@@ -54,16 +90,18 @@ class Topology:
 
 def start_topology(config: ParallelConfig, *, seed: int, timeout_s: float) -> Topology:
     """Create every group of the layout and seed Megatron's generators; ValueError when the world does not fit."""
-    world, model_size = dist.get_world_size(), config.tensor * config.pipeline
-    if world % model_size:
+    world, block = dist.get_world_size(), _ranks_per_block(config)
+    if world % (block * config.pipeline):
         raise ValueError(
-            f"parallel: {world} ranks cannot hold tensor {config.tensor} x pipeline {config.pipeline}; "
-            f"use a multiple of {model_size} ranks"
+            f"parallel: {world} ranks cannot hold tensor {config.tensor} x pipeline {config.pipeline}, experts over "
+            f"{config.expert_tensor} x {config.expert}; use a multiple of {block * config.pipeline} ranks"
         )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor,
         pipeline_model_parallel_size=config.pipeline,
         virtual_pipeline_model_parallel_size=config.virtual_pipeline if config.virtual_pipeline > 1 else None,
+        expert_model_parallel_size=config.expert,
+        expert_tensor_parallel_size=config.expert_tensor,
         distributed_timeout_minutes=max(1, int(timedelta(seconds=timeout_s).total_seconds() // 60)),
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
@@ -71,17 +109,41 @@ def start_topology(config: ParallelConfig, *, seed: int, timeout_s: float) -> To
         tp=config.tensor,
         pp=config.pipeline,
         vpp=config.virtual_pipeline,
-        dp=world // model_size,
+        dp=world // (config.tensor * config.pipeline),
+        ep=config.expert,
+        etp=config.expert_tensor,
+        first_stage_layers=config.first_stage_layers,
+        last_stage_layers=config.last_stage_layers,
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),
         pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
         dp_rank=parallel_state.get_data_parallel_rank(),
+        ep_rank=parallel_state.get_expert_model_parallel_rank(),
+        etp_rank=parallel_state.get_expert_tensor_parallel_rank(),
         sequence_parallel=config.sequence,
         tp_group=parallel_state.get_tensor_model_parallel_group(),
         pp_group=parallel_state.get_pipeline_model_parallel_group(),
         dp_group=parallel_state.get_data_parallel_group(),
-        model_group=parallel_state.get_model_parallel_group(),
+        replica_group=_replica_group(config, world, block),
         collection=ProcessGroupCollection.use_mpu_process_groups(),
     )
+
+
+def _ranks_per_block(config: ParallelConfig) -> int:
+    """Consecutive ranks of a stage that hold whole layers: both the dense and the expert cut come out even."""
+    return math.lcm(config.tensor, config.expert_tensor * config.expert)
+
+
+def _replica_group(config: ParallelConfig, world: int, block: int) -> dist.ProcessGroup:
+    """One block of every stage; stages are the slowest axis of Megatron's rank order."""
+    per_stage = world // config.pipeline
+    mine = None
+    for start in range(0, per_stage, block):
+        ranks = [stage * per_stage + start + rank for stage in range(config.pipeline) for rank in range(block)]
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            mine = group
+    assert isinstance(mine, dist.ProcessGroup)
+    return mine
 
 
 def stop_topology() -> None:

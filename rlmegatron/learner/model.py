@@ -14,17 +14,20 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlmegatron.config.schema import ModelConfig
 from rlmegatron.data.batch import TrainBatch
 from rlmegatron.learner.build import HiddenStatesModel, build_chunks
+from rlmegatron.learner.dist_weights import load_dist_checkpoint
 from rlmegatron.learner.groups import Topology
 from rlmegatron.learner.micro_batch import PackedInputs, pack_all
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.load import SafetensorsDirectory, load_parameters
-from rlmegatron.models.rules import Rule, on_stage, stages
-from rlmegatron.models.stream import TensorStream, stage_lookup
+from rlmegatron.models.dist_checkpoint import is_dist_checkpoint
+from rlmegatron.models.load import load_parameters
+from rlmegatron.models.rules import Rule, on_stage
+from rlmegatron.models.source import SafetensorsDirectory
+from rlmegatron.models.stream import ReplicaLayout, TensorStream, stage_lookup
 
 OnOutput = Callable[[int, PackedInputs, HiddenStatesModel, Tensor], Any]
 """(micro-batch number, its inputs, the last chunk, hidden states [T 1 H]) -> what the schedule collects."""
@@ -42,50 +45,51 @@ class ShardedModel:
         device: torch.device,
     ) -> None:
         self.arch, self.settings, self.topology, self.device = arch, model, topology, device
-        self.chunks = build_chunks(kind, arch, model, topology, device)
+        self.chunks = [chunk.to(device) for chunk in build_chunks(kind, arch, model, topology)]
         self.wrapped: list[HiddenStatesModel | DistributedDataParallel] = list(self.chunks)
         self.config = self.chunks[0].config
-        for parameter, rule in self.parameter_rules():
-            _mark_cut(parameter, rule)
+        for tensor, rule in self.parameter_rules():
+            _mark(tensor, rule)
 
-    def parameter_rules(self) -> Iterator[tuple[nn.Parameter, Rule]]:
-        """This rank's parameters of the body and output layer with the rule of each."""
-        for chunk, found in zip(self.chunks, self._rules_by_name(), strict=True):
-            for name, parameter in chunk.named_parameters():
-                if name in found:
-                    yield parameter, found[name]
+    def parameter_rules(self) -> Iterator[tuple[Tensor, Rule]]:
+        """This rank's parameters and buffers of the body and output layer with the rule of each."""
+        for chunk, rules in zip(self.chunks, self._rules_by_name(), strict=True):
+            for name, tensor in _tensors(chunk):
+                if name in rules:
+                    yield tensor, rules[name]
 
     def load(self, directory: str) -> None:
-        """Fill every parameter that a checkpoint has; a value head has none and stays as built."""
-        source = SafetensorsDirectory(directory)
+        """Fill every parameter that a checkpoint of either kind has; a value head has none and stays as built."""
+        if is_dist_checkpoint(directory):
+            load_dist_checkpoint(self.chunks, directory)
+            return
+        source = SafetensorsDirectory(directory, fp8_block=self.arch.fp8_block)
         for chunk, rules in zip(self.chunks, self._rules_by_name(), strict=True):
-            parameters = {name: p for name, p in chunk.named_parameters() if not name.startswith("value_head.")}
-            unknown = parameters.keys() - rules.keys()
+            tensors = {name: tensor for name, tensor in _tensors(chunk) if not name.startswith("value_head.")}
+            unknown = tensors.keys() - rules.keys()
             assert not unknown, f"no rule for the parameters {sorted(unknown)}"
-            load_parameters(source, parameters, rules, tp=self.topology.tp, rank=self.topology.tp_rank)
+            load_parameters(source, tensors, rules, cut=self.topology.cut)
 
     def tensor_stream(self) -> TensorStream:
-        """This model's weights as whole Hugging Face tensors, gathered inside one data-parallel replica."""
+        """This model's weights as whole Hugging Face tensors, gathered inside one replica."""
         topology = self.topology
-        places: list[tuple[int, int]] = [(0, 0)] * topology.model_group.size()
-        dist.all_gather_object(places, (topology.tp_rank, topology.pp_rank), group=topology.model_group)
-        cut = stages(num_layers=self.arch.num_layers, pp=topology.pp, vpp=topology.vpp)
         return TensorStream(
             rules=self.arch.parameter_rules(topology.tp),
-            parameters={rule.parameter: parameter for parameter, rule in self.parameter_rules()},
-            stage_of=stage_lookup(cut),
-            places=places,
-            group=topology.model_group,
-            tp=topology.tp,
+            parameters={rule.parameter: tensor for tensor, rule in self.parameter_rules()},
+            stage_of=stage_lookup(topology.stages(self.arch.num_layers)),
+            layout=ReplicaLayout(topology.tp, topology.pp, ep=topology.ep, etp=topology.etp),
+            group=topology.replica_group,
+            num_experts=self.arch.experts.num if self.arch.experts else 0,
         )
 
     def _rules_by_name(self) -> list[dict[str, Rule]]:
         rules = self.arch.parameter_rules(self.topology.tp)
-        cut = stages(num_layers=self.arch.num_layers, pp=self.topology.pp, vpp=self.topology.vpp)
+        cut = self.topology.stages(self.arch.num_layers)
+        experts = self.topology.local_experts(self.arch.experts.num) if self.arch.experts else None
         found = []
         for chunk in range(self.topology.vpp):
             by_name: dict[str, Rule] = {}
-            for name, fused, rule in on_stage(rules, cut[self.topology.pp_rank, chunk]):
+            for name, fused, rule in on_stage(rules, cut[self.topology.pp_rank, chunk], experts):
                 by_name[name] = rule
                 if fused is not None:
                     by_name[fused] = rule
@@ -131,10 +135,25 @@ class ShardedModel:
         return values
 
 
-def _mark_cut(parameter: nn.Parameter, rule: Rule) -> None:
-    """Megatron marks cut parameters while it initialises them, which we skip; the gradient norm depends on the mark."""
+def _tensors(chunk: HiddenStatesModel) -> Iterator[tuple[str, Tensor]]:
+    """Everything of a chunk that a checkpoint holds: its parameters, and the buffers that are part of its state."""
+    yield from chunk.named_parameters()
+    for prefix, module in chunk.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}", buffer
+
+
+def _mark(parameter: Tensor, rule: Rule) -> None:
+    """Megatron marks cut parameters while it initialises them, which we skip; the gradient norm depends on the mark.
+
+    It takes experts for dense parameters at EP 1, and would not sum their gradients over the tensor-parallel ranks that
+    hold them alike at ETP 1: as experts they are summed over all that hold them.
+    """
     if rule.dim is not None and not getattr(parameter, "tensor_model_parallel", False):
         set_tensor_model_parallel_attributes(parameter, True, rule.dim, 1)
+    if rule.expert is not None:
+        parameter.allreduce = False  # type: ignore[attr-defined]
 
 
 def score(

@@ -1,50 +1,67 @@
 """What one Hugging Face decoder is, in numbers, whatever its family.
 
-In: a parsed config.json. Out: `Architecture`, from which the learner builds Megatron models and the mapping takes its
-rules. Pure; must never import torch or megatron.
+Out: `Architecture`, from which the learner builds Megatron models and the mapping takes its rules. Pure; must never
+import torch or megatron, nor read files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
+from rlmegatron.models.rope import Rope
 from rlmegatron.models.rules import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary positions: base and, for the `llama3` kind, the frequency scaling of Llama 3.1."""
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); `q_rank` None leaves queries whole."""
 
-    base: float
-    llama3_factor: float | None = None
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
 
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Rope:
-        """Accepts `rope_theta` + `rope_scaling` and transformers 5's `rope_parameters`; refuses what Megatron lacks."""
-        rope = config.get("rope_parameters") or {}
-        base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-        scaling = config.get("rope_scaling") or rope
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if float(config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0) != 1.0:
-            raise ValueError("config.json: partial_rotary_factor other than 1 is not supported")
-        if kind == "default":
-            return cls(float(base))
-        if kind == "llama3":
-            fixed = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-            for key, value in fixed.items():
-                if float(scaling.get(key, value)) != value:
-                    raise ValueError(f"config.json: rope scaling {key} = {scaling[key]} is not supported; use {value}")
-            if "factor" not in scaling:
-                raise ValueError("config.json: rope type 'llama3' needs a factor")
-            return cls(float(base), float(scaling["factor"]))
-        raise ValueError(f"config.json: rope type {kind!r} is not supported; use 'default' or 'llama3'")
+    @property
+    def key_dim(self) -> int:
+        """Width of a query or key head."""
+        return self.nope_dim + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture-of-experts MLP and the arithmetic of its router.
+
+    `shared_ffn` is the width of what every token passes through (0: nothing). A token's scores are `scoring` of the
+    router's logits; with `num_groups` above 1 only experts of the best `top_groups` groups are considered, and a group
+    is worth the sum of its `group_best` best scores. `bias` is added to scores for the choice alone. The weights of the
+    chosen experts are their scores, divided by their sum if `normalize`, times `scale`.
+    """
+
+    num: int
+    top_k: int
+    ffn: int
+    layers: tuple[int, ...]
+    shared_ffn: int = 0
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    bias: bool = False
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One decoder; `rules(architecture, padded_vocab)` yields its parameters in the order of a checkpoint."""
+    """One decoder; `rules(architecture, padded_vocab)` yields its parameters in the order of a checkpoint.
+
+    `fp8_block` is the shape of the blocks in which the checkpoint's weights are quantised, if they are. `dropped` are
+    patterns of tensor names that a checkpoint may hold and this model does not, each with the reason; `exported_keys`
+    change in an exported config.json (None: removed).
+    """
 
     name: str
     num_layers: int
@@ -58,9 +75,14 @@ class Architecture:
     norm_eps: float
     rope: Rope
     tied_embeddings: bool
-    qkv_bias: bool
-    qk_norm: bool
     rules: Callable[[Architecture, int], Iterable[Rule]]
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    latent: LatentAttention | None = None
+    experts: Experts | None = None
+    fp8_block: tuple[int, int] | None = None
+    dropped: tuple[tuple[str, str], ...] = ()
+    exported_keys: tuple[tuple[str, object], ...] = ()
 
     def padded_vocab(self, tp: int) -> int:
         """Vocabulary rounded up so that every tensor-parallel rank holds a multiple of 8 rows (tensor-core shapes)."""
@@ -71,25 +93,21 @@ class Architecture:
         """The rules at tensor-parallel size `tp`."""
         return tuple(self.rules(self, self.padded_vocab(tp)))
 
+    def is_moe_layer(self, layer: int) -> bool:
+        """Whether `layer` has experts."""
+        return self.experts is not None and layer in self.experts.layers
 
-def positive(config: Mapping[str, Any], key: str) -> int:
-    """A required whole number above 0."""
-    value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise ValueError(f"config.json: {key} must be a whole number above 0, got {value!r}")
-    return value
+    @property
+    def rotary_dim(self) -> int:
+        """How much of a head turns with its position."""
+        return self.latent.rope_dim if self.latent else self.head_dim
 
+    @property
+    def softmax_scale(self) -> float:
+        """What attention logits are multiplied by.
 
-def positive_number(config: Mapping[str, Any], key: str) -> float:
-    """A required number above 0."""
-    value = config.get(key)
-    if not isinstance(value, (int, float)) or value <= 0:
-        raise ValueError(f"config.json: {key} must be a number above 0, got {value!r}")
-    return float(value)
-
-
-def refuse(config: Mapping[str, Any], **allowed: tuple[Any, ...]) -> None:
-    """Refuse keys whose value would change the numbers in a way that is not built."""
-    for key, values in allowed.items():
-        if key in config and config[key] not in values:
-            raise ValueError(f"config.json: {key} = {config[key]!r} is not supported; supported: {values[0]!r}")
+        Where the whole head is rotary, YaRN's factor on cosine and sine is applied here: it enters each logit twice.
+        """
+        if self.latent:
+            return float(self.rope.latent_scale / self.latent.key_dim**0.5)
+        return float(self.rope.attention_factor**2 / self.head_dim**0.5)

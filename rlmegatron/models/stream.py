@@ -1,13 +1,16 @@
-"""Whole Hugging Face tensors from a sharded model, bucket by bucket, gathered inside one data-parallel replica.
+"""Whole Hugging Face tensors from a sharded model, bucket by bucket, gathered inside one replica of it.
 
-In: this rank's parameters with their rules, and the group of the replica's ranks. Out: an iterator over buckets of
+In: this rank's parameters with their rules, the replica's layout and its group. Out: an iterator over buckets of
 (name, tensor), whole on the ranks that ask for them. Never holds more than one bucket beside the shard.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -15,12 +18,61 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlmegatron.models.load import slices
-from rlmegatron.models.rules import LAYER, Rule, Stage
+from rlmegatron.models.rules import Rule, Stage
+from rlmegatron.models.safetensors_writer import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank of a replica stands, and which kinds of parameters it is the first to hold there."""
+
+    pp_rank: int
+    tp_rank: int
+    ep_rank: int
+    etp_rank: int
+    sends_dense: bool
+    sends_experts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLayout:
+    """The fewest ranks that hold a whole model: of every stage lcm(tp, etp * ep) consecutive ones.
+
+    Megatron's rank order inside a stage is tp fastest for dense parameters, and etp, then ep for experts.
+    """
+
+    tp: int
+    pp: int
+    ep: int = 1
+    etp: int = 1
+
+    @property
+    def per_stage(self) -> int:
+        """Ranks of one stage."""
+        return math.lcm(self.tp, self.etp * self.ep)
+
+    def places(self) -> list[Place]:
+        """The place of every rank of the replica, in the order of the group."""
+        return [self._place(stage, rank) for stage in range(self.pp) for rank in range(self.per_stage)]
+
+    def _place(self, stage: int, rank: int) -> Place:
+        return Place(
+            pp_rank=stage,
+            tp_rank=rank % self.tp,
+            ep_rank=rank // self.etp % self.ep,
+            etp_rank=rank % self.etp,
+            sends_dense=rank < self.tp,
+            sends_experts=rank < self.etp * self.ep,
+        )
+
+    def cut(self, rule: Rule, place: Place) -> tuple[int, int]:
+        """(size, rank) of the axis that cuts `rule`."""
+        return (self.tp, place.tp_rank) if rule.axis == "tp" else (self.etp, place.etp_rank)
 
 
 @dataclass(frozen=True)
 class TensorStream:
-    """`places[i]` is the (tp rank, pp rank) of rank i of `group`; every rank of the group must iterate in step.
+    """Every rank of `group` must iterate in step.
 
     `rules` are the whole model's; `parameters` maps a rule's parameter name to this rank's shard of it.
     """
@@ -28,74 +80,103 @@ class TensorStream:
     rules: Sequence[Rule]
     parameters: Mapping[str, Tensor]
     stage_of: Callable[[Rule], int]
-    places: Sequence[tuple[int, int]]
+    layout: ReplicaLayout
     group: dist.ProcessGroup
-    tp: int
+    num_experts: int = 0
 
-    def names_and_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Every tensor of the checkpoint in the order in which it arrives; tied copies are left out."""
-        return [(part.name, part.shape) for rule in self.rules if not rule.copy for part in rule.parts]
+    def tensors(self, dtype: torch.dtype) -> list[TensorSpec]:
+        """Every tensor of the checkpoint, in the order of the rules; tied copies are left out."""
+        return checkpoint_tensors(self.rules, dtype)
 
     def buckets(
         self, *, bytes_per_bucket: int, dtype: torch.dtype, receive: bool
     ) -> Iterator[list[tuple[str, Tensor]]]:
-        """Buckets whose gather buffer stays below `bytes_per_bucket` (one larger parameter gets its own).
+        """Buckets whose gather buffer stays below `bytes_per_bucket` (one larger parameter gets its own), in any order.
 
         Ranks with `receive` False take part in the gather and get empty lists.
         """
-        for bucket in self._cut(bytes_per_bucket // dtype.itemsize):
-            shards = self._gather(bucket, dtype)
-            yield list(self._assemble(bucket, shards)) if receive else []
+        for fp32, rules in itertools.groupby(self._in_order_of_sending(), key=lambda rule: rule.keeps_fp32):
+            sent_as = torch.float32 if fp32 else dtype
+            for bucket in self._cut(rules, bytes_per_bucket // sent_as.itemsize):
+                shards = self._gather(bucket, sent_as)
+                yield list(self._assemble(bucket, shards)) if receive else []
 
-    def _cut(self, max_numel: int) -> Iterator[list[Rule]]:
+    def _in_order_of_sending(self) -> list[Rule]:
+        """As they come, but neighbours in a bucket are experts of different ranks; what keeps fp32 is sent last."""
+        num_local = max(1, self.num_experts // self.layout.ep)
+        found: list[Rule] = []
+        for _, run in itertools.groupby(self.rules, key=lambda rule: (rule.layer, rule.expert is None)):
+            found += sorted(run, key=lambda rule: 0 if rule.expert is None else rule.expert % num_local)
+        return sorted((rule for rule in found if not rule.copy), key=lambda rule: rule.keeps_fp32)
+
+    def _cut(self, rules: Iterable[Rule], max_numel: int) -> Iterator[list[Rule]]:
         bucket: list[Rule] = []
-        for rule in self.rules:
-            if rule.copy:
-                continue
-            if bucket and self._buffer_numel([*bucket, rule]) > max_numel:
+        filled = [0] * len(self._places)
+        for rule in rules:
+            added = [n + self._numel_from(place, rule) for n, place in zip(filled, self._places, strict=True)]
+            if bucket and len(added) * max(added) > max_numel:
                 yield bucket
-                bucket = []
+                bucket, added = [], [self._numel_from(place, rule) for place in self._places]
             bucket.append(rule)
+            filled = added
         if bucket:
             yield bucket
 
-    def _buffer_numel(self, bucket: Sequence[Rule]) -> int:
-        return len(self.places) * max(self._numel(bucket, place) for place in self.places)
+    @cached_property
+    def _places(self) -> list[Place]:
+        return self.layout.places()
 
-    def _numel(self, bucket: Sequence[Rule], place: tuple[int, int]) -> int:
-        return sum(prod(rule.local_shape(self.tp)) for rule in self._sent_by(bucket, place))
+    def _numel_from(self, place: Place, rule: Rule) -> int:
+        return prod(rule.local_shape(self.layout.cut(rule, place)[0])) if self._sends(place, rule) else 0
 
-    def _sent_by(self, bucket: Sequence[Rule], place: tuple[int, int]) -> Iterator[Rule]:
-        """A replicated parameter is sent by its stage's first tensor-parallel rank alone."""
-        tp_rank, pp_rank = place
-        for rule in bucket:
-            if self.stage_of(rule) == pp_rank and (rule.dim is not None or tp_rank == 0):
-                yield rule
+    def _sends(self, place: Place, rule: Rule) -> bool:
+        """A parameter that several ranks hold alike is sent by the first of them alone."""
+        if self.stage_of(rule) != place.pp_rank:
+            return False
+        if rule.expert is None:
+            return place.sends_dense and (rule.dim is not None or place.tp_rank == 0)
+        num_local = self.num_experts // self.layout.ep
+        is_mine = rule.expert // num_local == place.ep_rank
+        return place.sends_experts and is_mine and (rule.dim is not None or place.etp_rank == 0)
 
     def _gather(self, bucket: Sequence[Rule], dtype: torch.dtype) -> list[Tensor]:
-        mine = [self.parameters[rule.parameter] for rule in self._sent_by(bucket, self.places[self.group.rank()])]
+        place = self._places[self.group.rank()]
+        mine = [self.parameters[rule.parameter] for rule in bucket if self._sends(place, rule)]
         device = next(iter(self.parameters.values())).device
         flat = torch.cat([torch.empty(0, dtype=dtype, device=device), *(p.detach().to(dtype).flatten() for p in mine)])
-        if len(self.places) == 1:
+        if len(self._places) == 1:
             return [flat]
-        padded = torch.zeros(self._buffer_numel(bucket) // len(self.places), dtype=dtype, device=device)
+        longest = max(sum(self._numel_from(place, rule) for rule in bucket) for place in self._places)
+        padded = torch.zeros(longest, dtype=dtype, device=device)
         padded[: len(flat)] = flat
-        shards = [torch.empty_like(padded) for _ in self.places]
+        shards = [torch.empty_like(padded) for _ in self._places]
         dist.all_gather(shards, padded, group=self.group)
         return shards
 
     def _assemble(self, bucket: Sequence[Rule], shards: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
         whole = {part.name: shards[0].new_empty(part.shape) for rule in bucket for part in rule.parts}
-        for place, flat in zip(self.places, shards, strict=True):
+        for place, flat in zip(self._places, shards, strict=True):
             offset = 0
-            for rule in self._sent_by(bucket, place):
-                shape = rule.local_shape(self.tp)
+            for rule in bucket:
+                if not self._sends(place, rule):
+                    continue
+                size, rank = self.layout.cut(rule, place)
+                shape = rule.local_shape(size)
                 local = flat[offset : offset + prod(shape)].view(shape)
                 offset += prod(shape)
-                rank = place[0] if rule.dim is not None else 0
-                for piece in rule.pieces(tp=self.tp if rule.dim is not None else 1, rank=rank):
+                for piece in rule.pieces(size=size, rank=rank):
                     whole[piece.name][slices(piece.source)] = local[slices(piece.target)]
         yield from whole.items()
+
+
+def checkpoint_tensors(rules: Iterable[Rule], dtype: torch.dtype) -> list[TensorSpec]:
+    """The tensors of a Hugging Face checkpoint in `dtype`, in the order of the rules."""
+    return [
+        TensorSpec(part.name, part.shape, torch.float32 if rule.keeps_fp32 else dtype)
+        for rule in rules
+        if not rule.copy
+        for part in rule.parts
+    ]
 
 
 def stage_lookup(cut: Mapping[tuple[int, int], Stage]) -> Callable[[Rule], int]:
@@ -104,24 +185,8 @@ def stage_lookup(cut: Mapping[tuple[int, int], Stage]) -> Callable[[Rule], int]:
     last = max(rank for rank, _ in cut)
 
     def stage_of(rule: Rule) -> int:
-        if rule.parameter.startswith(LAYER):
-            return by_layer[int(rule.parameter.removeprefix(LAYER).split(".", 1)[0])]
-        return 0 if rule.parameter.startswith("embedding.") else last
+        if rule.layer is not None:
+            return by_layer[rule.layer]
+        return 0 if rule.path.startswith("embedding.") else last
 
     return stage_of
-
-
-def shard_files(
-    names_and_shapes: Iterable[tuple[str, tuple[int, ...]]], *, itemsize: int, max_bytes: int
-) -> list[list[str]]:
-    """Names cut into files of at most `max_bytes` (one larger tensor gets its own), in the given order."""
-    files: list[list[str]] = [[]]
-    filled = 0
-    for name, shape in names_and_shapes:
-        size = prod(shape) * itemsize
-        if files[-1] and filled + size > max_bytes:
-            files.append([])
-            filled = 0
-        files[-1].append(name)
-        filled += size
-    return files

@@ -6,31 +6,64 @@ In: a model directory. Out: its `Architecture`. Must never import torch or megat
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.families import dense
+from rlmegatron.models.config_keys import ConfigKeys
+from rlmegatron.models.families import deepseek_v2, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from rlmegatron.models.quantization import read_quantization
 
-FAMILIES = {
-    "LlamaForCausalLM": dense.read_llama,
-    "Qwen2ForCausalLM": dense.read_qwen2,
-    "Qwen3ForCausalLM": dense.read_qwen3,
+FAMILIES: Mapping[str, Callable[[ConfigKeys], Architecture]] = {
+    "LlamaForCausalLM": llama.read,
+    "MistralForCausalLM": mistral.read,
+    "Qwen2ForCausalLM": qwen2.read,
+    "Qwen3ForCausalLM": qwen3.read,
+    "Qwen3MoeForCausalLM": qwen3_moe.read,
+    "MixtralForCausalLM": mixtral.read,
+    "DeepseekV2ForCausalLM": deepseek_v2.read,
+    "DeepseekV3ForCausalLM": deepseek_v3.read,
 }
 
 
 def read_architecture(directory: str) -> Architecture:
     """Read config.json of `directory`; ValueError names the file and what is not understood."""
     path = Path(directory) / "config.json"
-    if not path.is_file():
-        raise ValueError(f"model.path: {path} does not exist; model.path must be a Hugging Face directory")
     try:
-        config = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: cannot be read as JSON: {error}") from None
-    names = config.get("architectures") or ["(none)"]
-    if names[0] not in FAMILIES:
-        raise ValueError(f"{path}: architecture {names[0]} is not supported; supported: {', '.join(FAMILIES)}")
-    try:
-        return FAMILIES[names[0]](config)
+        return architecture_of(read_config(directory))
     except ValueError as error:
-        raise ValueError(f"{directory}/{error}") from None
+        text = str(error)
+        raise ValueError(text if text.startswith(str(path)) else f"{directory}/{text}") from None
+
+
+def read_config(directory: str) -> dict[str, Any]:
+    """The parsed config.json of `directory`; ValueError where there is none."""
+    path = Path(directory) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; {directory} must be a Hugging Face directory")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds {type(config).__name__}; it must hold a JSON object")
+    return config
+
+
+def architecture_of(config: Mapping[str, Any]) -> Architecture:
+    """The architecture that a parsed config.json describes; every key of it is accounted for."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise ValueError(
+            f"config.json: architectures is {names!r}; it must be a list of one name, as ['Qwen3ForCausalLM']"
+        )
+    if names[0] not in FAMILIES:
+        raise ValueError(f"config.json: architecture {names[0]} is not supported; supported: {', '.join(FAMILIES)}")
+    keys = ConfigKeys(config)
+    block = read_quantization(keys)
+    arch = FAMILIES[names[0]](keys)
+    keys.refuse_the_rest()
+    removed = (("quantization_config", None),) if block else ()
+    return replace(arch, fp8_block=block, exported_keys=(*arch.exported_keys, *removed))

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from rlmegatron.platform import gloo_collectives
+
 _FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "randint", "as_tensor", "eye")
 
 
@@ -96,7 +98,8 @@ class _StandIn(ModuleType):
 @functools.cache
 def _stand_in() -> _StandIn:
     factories = {name: _on_the_cpu(getattr(torch, name)) for name in _FACTORIES}
-    distributed = _StandIn(torch.distributed, {"all_to_all_single": _all_to_all_single})
+    collectives = ("all_to_all_single", "all_gather", "reduce_scatter")
+    distributed = _StandIn(torch.distributed, {name: getattr(gloo_collectives, name) for name in collectives})
     return _StandIn(torch, {**factories, "cuda": _cuda(), "distributed": distributed})
 
 
@@ -132,12 +135,6 @@ def _on_the_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return make
 
 
-def _all_to_all_single(output: Any, input: Any, output_splits: Any = None, input_splits: Any = None, **kw: Any) -> Any:
-    """The MoE token dispatcher passes split sizes as tensors, which gloo does not take."""
-    splits = [s.tolist() if isinstance(s, torch.Tensor) else s for s in (output_splits, input_splits)]
-    return torch.distributed.all_to_all_single(output, input, splits[0], splits[1], **kw)
-
-
 def _answer_on_tensors() -> None:
     """`.cuda()` stays where it is; `.type()` uses the spelling by which Megatron's optimizer sorts parameters."""
     tensor: Any = torch.Tensor
@@ -159,6 +156,10 @@ class _Inert:
     """A stream or event where nothing is asynchronous."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record_event(self, *_: Any) -> _Inert:
+        """An event that has happened."""
+        return _Inert()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return _nothing

@@ -34,7 +34,7 @@ class EngineSpec:
     """What one engine is: which model, where, on what."""
 
     model_path: str
-    """Hugging Face directory; its weights only give the engine its shape until the first publish."""
+    """Directory with config.json and tokenizer; weights in it are not read, they come with the first publish."""
     dtype: Literal["bf16", "fp32"]
     context_length: int
     """Longest prompt plus answer, tokens."""
@@ -278,6 +278,7 @@ def _server_args(
 ) -> dict[str, Any]:
     args: dict[str, Any] = {
         "model_path": spec.model_path,
+        "load_format": "dummy",
         "dtype": DTYPES[spec.dtype],
         "tp_size": config.tensor,
         "base_gpu_id": spec.base_gpu_id if on_device else 0,

@@ -31,7 +31,10 @@ from rlmegatron.learner.learner import Learner, build_learner
 from rlmegatron.metrics.build import build_sinks
 from rlmegatron.metrics.sinks import FanOut
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.load import SafetensorsDirectory
+from rlmegatron.models.decoder_rules import EMBEDDING, HEAD
+from rlmegatron.models.dist_checkpoint import is_dist_checkpoint, read_metadata
+from rlmegatron.models.export import write_companions
+from rlmegatron.models.source import SafetensorsDirectory
 from rlmegatron.models.stream import TensorStream
 from rlmegatron.models.table import read_architecture
 from rlmegatron.platform.torchvision_ops import install_torchvision_hook
@@ -118,7 +121,8 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     # Schedulers announce the end of an allocation with this signal: finish the step, save, stop.
     signal.signal(signal.SIGUSR1, lambda *_: stop.set())
     world.lead(lambda: _open_directory(cfg, undo))
-    arch = world.settle("model", lambda: _architecture(cfg.model.path))
+    world.lead(lambda: _check_weights(cfg.model.path))
+    arch = world.settle("model", lambda: read_architecture(cfg.model.path))
     tokenizer = world.settle("tokenizer", lambda: _tokenizer(cfg.model.path))
     reward = world.settle("reward", lambda: _judge(cfg, undo))
     advantage = world.settle("algorithm", lambda: resolve("advantage", cfg.algorithm.advantage))
@@ -128,7 +132,8 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     world.lead(lambda: _check_resume(cfg, checkpoints, needs_critic=needs_critic))
     prompts, eval_sets = _data(cfg, world, tokenizer)
     _say(world, f"starting engines of {cfg.rollout.tensor} on {world.size} ranks; their logs are {cfg.directory}/logs")
-    rollout = world.settle("engine start", lambda: _rollout(cfg, world, tokenizer, undo))
+    engine_model = world.lead(lambda: _engine_model(cfg, arch))
+    rollout = world.settle("engine start", lambda: _rollout(cfg, world, tokenizer, engine_model, undo))
     if world.device.type == "cuda":
         # The two cannot be on the device together; on a CPU they can, and starting side by side is faster.
         rollout.on_engine(world, "engine start", SGLangEngine.wait_ready)
@@ -202,9 +207,26 @@ def _check_resume(cfg: RunConfig, checkpoints: CheckpointDirectory, *, needs_cri
     checkpoints.check(step, trains=trains, seed=cfg.seed, distributed_optimizer=distributed)
 
 
-def _architecture(path: str) -> Architecture:
-    SafetensorsDirectory(path).check()  # a broken file shows before an engine is started
-    return read_architecture(path)
+def _check_weights(path: str) -> None:
+    """A broken or unsuitable checkpoint shows before an engine is started; what is left out of it is said."""
+    arch = read_architecture(path)
+    if is_dist_checkpoint(path):
+        read_metadata(path)
+        return
+    parts = [part for rule in arch.parameter_rules(1) for part in rule.parts]
+    copies = {HEAD: EMBEDDING} if arch.tied_embeddings else None
+    for line in SafetensorsDirectory(path, fp8_block=arch.fp8_block).expect(parts, arch.dropped, copies=copies):
+        print(f"{path}: {line}", flush=True)
+
+
+def _engine_model(cfg: RunConfig, arch: Architecture) -> str:
+    """Where engines read config.json: they serve what the learner trains, which is never quantised."""
+    if not arch.exported_keys:
+        return cfg.model.path
+    directory = Path(cfg.directory) / "engine_model"
+    directory.mkdir(exist_ok=True)
+    write_companions(Path(cfg.model.path), directory, arch, DTYPES[cfg.rollout.dtype or cfg.model.dtype])
+    return str(directory)
 
 
 def _tokenizer(path: str) -> Any:
@@ -214,7 +236,7 @@ def _tokenizer(path: str) -> Any:
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
-def _rollout(cfg: RunConfig, world: World, tokenizer: Any, undo: ExitStack) -> Rollout:
+def _rollout(cfg: RunConfig, world: World, tokenizer: Any, engine_model: str, undo: ExitStack) -> Rollout:
     engines = place_engines(world_size=world.size, tensor=cfg.rollout.tensor, ranks_per_node=world.ranks_per_node)
     placement = engine_of(world.rank, engines)
     engine = None
@@ -223,7 +245,7 @@ def _rollout(cfg: RunConfig, world: World, tokenizer: Any, undo: ExitStack) -> R
         first = world.local_rank
         engine = SGLangEngine(
             EngineSpec(
-                model_path=cfg.model.path,
+                model_path=engine_model,
                 dtype=cfg.rollout.dtype or cfg.model.dtype,
                 context_length=cfg.context_length,
                 log_path=Path(cfg.directory) / "logs" / f"engine_{placement.index:03d}.log",

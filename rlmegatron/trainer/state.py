@@ -49,10 +49,11 @@ def export_policy(run: Run) -> Path:
     """Write the policy as a Hugging Face directory under export/."""
     cfg, out = run.cfg, run.directory / "export"
     failure: Exception | None = None
-    if run.learner.topology.dp_rank == 0:
+    if run.learner.topology.is_first_replica:
         try:
             export(
                 run.stream,
+                run.learner.actor.model.arch,
                 source=cfg.model.path,
                 out=out,
                 dtype=DTYPES[cfg.checkpoint.export_dtype or cfg.model.dtype],

@@ -7,19 +7,25 @@ It is slow and works for everything; faster transports are tested against it bit
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.load import slices
+from rlmegatron.models.rules import Box
 from rlmegatron.models.stream import TensorStream
+from rlmegatron.platform.sglang_cpu import find_engine_needs
 from rlmegatron.rollout.api import EngineError, RolloutEngine
 from rlmegatron.weight_sync.digest import digest
-from rlmegatron.weight_sync.engine_layout import Placement, placements
-from rlmegatron.weight_sync.engine_worker import REPORT
+from rlmegatron.weight_sync.engine_layout import placements
+from rlmegatron.weight_sync.engine_loader import loadable
+from rlmegatron.weight_sync.engine_placement import Placement
+from rlmegatron.weight_sync.engine_worker import ORDER, REPORT
 
 
 class HfStream:
@@ -30,19 +36,30 @@ class HfStream:
     def __init__(
         self, stream: TensorStream, arch: Architecture, *, engine_tensor: int, dtype: torch.dtype, bytes_per_bucket: int
     ) -> None:
-        self._stream, self._dtype, self._bytes_per_bucket = stream, dtype, bytes_per_bucket
-        self._boxes = [list(placements(arch, tp=engine_tensor, rank=rank)) for rank in range(engine_tensor)]
-        self._expected: list[dict[Placement, int]] = []
+        self._stream, self._arch = stream, arch
+        self._dtype, self._bytes_per_bucket = dtype, bytes_per_bucket
+        on_cpu = not find_engine_needs().cuda
+        self._boxes = [
+            list(placements(arch, tp=engine_tensor, rank=rank, on_cpu=on_cpu)) for rank in range(engine_tensor)
+        ]
+        self._sources: dict[str, set[Box]] = defaultdict(set)
+        for box in (box for boxes in self._boxes for box in boxes):
+            self._sources[box.name].add(box.source)
+        self._expected: dict[tuple[str, Box], int] = {}
 
     def transfer(self, engine: RolloutEngine | None) -> None:
         """See `Transport`."""
-        self._expected = [{} for _ in self._boxes]
+        self._expected = {}
         failure: Exception | None = None
         buckets = self._stream.buckets(
             bytes_per_bucket=self._bytes_per_bucket, dtype=self._dtype, receive=engine is not None
         )
-        for bucket in buckets:
-            if engine is None or failure is not None:
+        if engine is None:
+            for _ in buckets:
+                pass
+            return
+        for bucket in loadable(buckets, self._arch):
+            if failure is not None or not bucket:
                 continue
             try:
                 engine.update_weights(bucket)
@@ -53,28 +70,37 @@ class HfStream:
             raise failure
 
     def _note(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
-        tensors = dict(bucket)
-        for expected, boxes in zip(self._expected, self._boxes, strict=True):
-            for box in boxes:
-                if box.name in tensors:
-                    expected[box] = digest(tensors[box.name][slices(box.source)])
+        for name, tensor in bucket:
+            for source in self._sources[name]:
+                self._expected[name, source] = digest(tensor[slices(source)])
 
     def verify(self, engine: RolloutEngine) -> None:
         """See `Transport`."""
-        entries, digests = [], []
-        for boxes in self._boxes:
-            listed = json.dumps([[box.parameter, box.target] for box in boxes]).encode()
-            entries.append(torch.frombuffer(bytearray(listed), dtype=torch.uint8))
-            digests.append(torch.zeros(len(boxes), dtype=torch.int64).share_memory_())
-        engine.update_weights([("entries", entries), ("digests", digests)], load_format=REPORT)
+        with tempfile.TemporaryDirectory(prefix="rlmegatron_digests_") as directory:
+            paths = [Path(directory) / f"{rank}.json" for rank in range(len(self._boxes))]
+            orders = [order(path, boxes) for path, boxes in zip(paths, self._boxes, strict=True)]
+            engine.update_weights([(ORDER, orders)], load_format=REPORT)
+            reports = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         wrong: dict[str, list[int]] = defaultdict(list)
-        for rank, (boxes, found) in enumerate(zip(self._boxes, digests, strict=True)):
-            for box, value in zip(boxes, found.tolist(), strict=True):
-                if self._expected[rank][box] != value:
-                    wrong[f"{box.name} (in {box.parameter})"].append(rank)
+        for rank, (boxes, report) in enumerate(zip(self._boxes, reports, strict=True)):
+            for box, found in zip(boxes, report, strict=True):
+                if self._expected[box.name, box.source] != found:
+                    wrong[_difference(box, found)].append(rank)
         if wrong:
-            name, ranks = next(iter(wrong.items()))
+            first, ranks = next(iter(wrong.items()))
             raise EngineError(
-                f"after the transfer {len(wrong)} of {len(self._boxes[0])} tensors differ between learner and engine; "
-                f"the first is {name} on engine ranks {ranks}"
+                f"after the transfer {len(wrong)} of {len(self._boxes[0])} pieces differ between learner and engine; "
+                f"the first is {first} on engine ranks {ranks}"
             )
+
+
+def order(path: Path, boxes: Sequence[Placement]) -> Tensor:
+    """What `report_digests` takes from one rank: JSON in bytes."""
+    homes = [[[home.parameter, home.box] for home in box.homes] for box in boxes]
+    text = json.dumps({"path": str(path), "boxes": homes}).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _difference(box: Placement, found: int | str) -> str:
+    what = f"in {box.homes[0].parameter}" if isinstance(found, int) else found
+    return f"{box.name} ({what})"

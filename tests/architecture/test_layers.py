@@ -31,13 +31,14 @@ LAYERS = {
     "rollout": 3,
     "weight_sync": 4,
     "checkpoint": 4,
+    "conversion": 4,
     "trainer": 5,
     "cli": 6,
     "__main__": 7,
 }
 # The learner builds its models from the architecture table, and so stands above it in the same layer.
 ALLOWED_SIBLINGS = {("learner", "models")}
-MEGATRON_PACKAGES = {"learner", "models", "checkpoint", "platform"}
+MEGATRON_PACKAGES = {"learner", "checkpoint", "conversion", "platform"}
 PARALLEL_STATE_FILES = {"rlmegatron/learner/groups.py"}
 SGLANG_PACKAGES = {"rollout"}
 # The part of the weight update that runs inside the engine's own process.

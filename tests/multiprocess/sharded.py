@@ -41,7 +41,15 @@ class Layout:
     recompute: str = "none"
 
     def __str__(self) -> str:
-        names = {"tensor": "tp", "pipeline": "pp", "virtual_pipeline": "vpp", "sequence": "sp"}
+        names = {
+            "tensor": "tp",
+            "pipeline": "pp",
+            "virtual_pipeline": "vpp",
+            "sequence": "sp",
+            "expert": "ep",
+            "expert_tensor": "etp",
+            "first_stage_layers": "first",
+        }
         sizes = [f"{names.get(key, key)}{value:d}" for key, value in self.parallel.items()]
         return "-".join([f"{self.num_ranks}ranks", *sizes, *([] if self.recompute == "none" else [self.recompute])])
 
@@ -143,13 +151,13 @@ def _policy_distances(
 ) -> Iterator[tuple[str, float]]:
     actor = policy(directory, topology, recompute=layout.recompute)
     logp, entropy = actor.logprobs(batch, micro_batches)
-    yield "scores/logp", _largest(logp, reference.logp[mine])
-    yield "scores/entropy", _largest(entropy, reference.entropy[mine])
+    yield "scores/logp", largest(logp, reference.logp[mine])
+    yield "scores/entropy", largest(entropy, reference.entropy[mine])
     norm = update_policy(actor, batch, micro_batches)
     yield "norm/actor", abs(norm / reference.actor_grad_norm - 1)
-    yield "scores/logp after the step", _largest(actor.logprobs(batch, micro_batches)[0], reference.logp_after[mine])
+    yield "scores/logp after the step", largest(actor.logprobs(batch, micro_batches)[0], reference.logp_after[mine])
     for name, tensor in streamed(actor.model).items():
-        yield f"weights/actor {name}", _largest(tensor, reference.actor_weights[name])
+        yield f"weights/actor {name}", largest(tensor, reference.actor_weights[name])
 
 
 def _critic_distances(
@@ -162,20 +170,21 @@ def _critic_distances(
     mine: Tensor,
 ) -> Iterator[tuple[str, float]]:
     values = critic(directory, topology, recompute=layout.recompute)
-    yield "scores/values", _largest(values.values(batch, micro_batches), reference.values[mine])
+    yield "scores/values", largest(values.values(batch, micro_batches), reference.values[mine])
     norm = update_critic(values, batch, micro_batches)
     yield "norm/critic", abs(norm / reference.critic_grad_norm - 1)
-    yield "scores/values after the step", _largest(values.values(batch, micro_batches), reference.values_after[mine])
+    yield "scores/values after the step", largest(values.values(batch, micro_batches), reference.values_after[mine])
     for parameter, rule in values.model.parameter_rules():
-        for piece in rule.pieces(tp=topology.tp, rank=topology.tp_rank):
+        size, rank = topology.cut(rule.axis)
+        for piece in rule.pieces(size=size, rank=rank):
             expected = reference.critic_weights[piece.name][slices(piece.source)]
-            yield f"weights/critic {piece.name}", _largest(parameter[slices(piece.target)], expected)
+            yield f"weights/critic {piece.name}", largest(parameter[slices(piece.target)], expected)
     for chunk in values.model.chunks:
         if isinstance(chunk, ValueModel) and hasattr(chunk, "value_head"):
             expected = reference.critic_weights["value_head.weight"]
-            yield "weights/critic value_head", _largest(chunk.value_head.weight, expected)
+            yield "weights/critic value_head", largest(chunk.value_head.weight, expected)
 
 
-def _largest(found: Tensor, expected: Tensor) -> float:
+def largest(found: Tensor, expected: Tensor) -> float:
     assert found.shape == expected.shape, f"{tuple(found.shape)} is compared with {tuple(expected.shape)}"
     return float((found.detach().double() - expected.double()).abs().max())

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlmegatron.config.load import load
-from rlmegatron.config.model_card import read_model_card
 from rlmegatron.config.report import check_report, in_units
+from rlmegatron.models.card import read_model_card
 
 MakeConfig = Callable[..., Path]
 
@@ -94,10 +94,72 @@ def test_memory_shows_each_kind_of_stage_and_the_engine(make_config: MakeConfig)
     assert lines[start + 5] == "  while it generates: engine weights 1.88 MiB, KV cache 1 MiB"
 
 
-def test_a_family_without_a_count_gets_no_estimate(make_config: MakeConfig, make_model: Any) -> None:
-    make_model(architectures=["Qwen3MoeForCausalLM"])
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "mlp_only_layers": [0],
+}
+
+
+def test_experts_are_named_with_their_groups_and_the_ranks_that_hold_them(
+    make_config: MakeConfig, make_model: Any
+) -> None:
+    make_model(**MOE)
+    overrides = ("parallel={tensor: 2, sequence: true, expert: 2, expert_tensor: 2}",)
+    lines = report(make_config(), *overrides, world_size=8)
+    assert any("MLP 512, 8 experts of 64 in 3 layers, 2 for a token, vocabulary 14" in line for line in lines)
+    assert "experts 8 ranks = ETP 2 x EP 2 x PP 1 x expert DP 2" in lines
+    start = lines.index("ranks")
+    assert [line.split()[:7] for line in lines[start + 1 : start + 7]] == [
+        ["rank", "tp", "dp", "pp", "etp", "ep", "edp"],
+        ["0", "0", "0", "0", "0", "0", "0"],
+        ["1", "1", "0", "0", "1", "0", "0"],
+        ["2", "0", "1", "0", "0", "1", "0"],
+        ["3", "1", "1", "0", "1", "1", "0"],
+        ["4", "0", "2", "0", "0", "0", "1"],
+    ]
+    assert "layers 0-3, output, experts 0-3" in lines[start + 2] and "experts 4-7" in lines[start + 4]
+    assert "  expert tensor      4 of 2:  0-1, 2-3, 4-5, 6-7" in lines
+    assert "  expert parallel    4 of 2:  {0, 2}, {1, 3}, {4, 6}, {5, 7}" in lines
+    assert "  expert data        4 of 2:  {0, 4}, {1, 5}, {2, 6}, {3, 7}" in lines
+
+
+def test_stages_of_different_sizes_are_listed_with_their_layers_and_memory(
+    make_config: MakeConfig, make_model: Any
+) -> None:
+    make_model(num_hidden_layers=7)
+    lines = report(make_config(), "parallel={pipeline: 4, first_stage_layers: 2, last_stage_layers: 1}", world_size=4)
+    start = lines.index("ranks")
+    held = lines[start + 2 : start + 6]
+    for line, layers in zip(held, ("layers 0-1", "layers 2-3", "layers 4-5", "layer 6, output"), strict=True):
+        assert layers in line
+    start = lines.index("memory of one rank, estimated (activations roughly)")
+    assert [line.split()[0] for line in lines[start + 1 : start + 5]] == ["stage", "0", "1", "3"]
+
+
+def test_a_latent_and_what_is_left_out_are_named(make_config: MakeConfig, make_model: Any) -> None:
+    make_model(
+        architectures=["DeepseekV3ForCausalLM"],
+        head_dim=None,
+        num_key_value_heads=4,
+        q_lora_rank=48,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=24,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        num_nextn_predict_layers=1,
+    )
     lines = report(make_config(), world_size=1)
-    assert "memory of one rank: not estimated for Qwen3MoeForCausalLM" in lines
+    assert any(
+        "4 heads of 24 over a latent of 40, 8 experts of 64 + 64 shared, 2 for a token" in line for line in lines
+    )
+    assert "        left out: 1 multi-token-prediction layer(s), which a policy does not use" in lines
 
 
 def test_warnings_come_last(make_config: MakeConfig) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlmegatron.config.load import load
-from rlmegatron.config.model_card import read_model_card
 from rlmegatron.config.rules import problems, warnings
+from rlmegatron.models.card import read_model_card
 
 MakeConfig = Callable[..., Path]
 
@@ -55,7 +55,25 @@ def test_a_sound_ppo_config_with_every_kind_of_parallelism_has_no_problems(make_
             ["parallel.pipeline=2", "parallel.virtual_pipeline=4"],
             "parallel.virtual_pipeline: 4 does not divide the 2 layers of a pipeline stage; use 1 or 2",
         ),
-        (["parallel.tensor=4"], "parallel.tensor: 4 does not divide num_key_value_heads (2); use 1 or 2"),
+        (
+            ["parallel={pipeline: 2, virtual_pipeline: 2, first_stage_layers: 1}"],
+            "parallel.first_stage_layers: 1 cannot go with parallel.virtual_pipeline 2, which interleaves stages of "
+            "one size; use one of the two",
+        ),
+        (["parallel.last_stage_layers=1"], "parallel.last_stage_layers: 1 needs parallel.pipeline above 1; it is 1"),
+        (
+            ["parallel={pipeline: 4, first_stage_layers: 2}"],
+            "parallel.first_stage_layers: 2 leaves 2 of num_hidden_layers (4) for the 3 other pipeline stages, which "
+            "must share them evenly; use 1",
+        ),
+        (
+            ["parallel.expert=2"],
+            "parallel.expert: 2 needs a mixture of experts, and Qwen3ForCausalLM has none; use 1",
+        ),
+        (
+            ["parallel.expert_tensor=2"],
+            "parallel.expert_tensor: 2 needs a mixture of experts, and Qwen3ForCausalLM has none; use 1",
+        ),
         (
             ["train.mini_batches=3"],
             "train.mini_batches: 3 does not divide rollout.prompts_per_step x rollout.samples_per_prompt (64); "
@@ -128,22 +146,119 @@ def test_a_tensor_size_that_does_not_divide_the_heads_is_told_what_does(
     make_model(num_attention_heads=32, num_key_value_heads=8, intermediate_size=96)
     assert found(make_config(), "parallel.tensor=3", "rollout.tensor=3", world_size=3) == [
         "parallel.tensor: 3 does not divide num_attention_heads (32); use 1, 2, 4, 8, 16 or 32",
-        "parallel.tensor: 3 does not divide num_key_value_heads (8); use 1, 2, 4 or 8",
+        "parallel.tensor: 3 neither divides num_key_value_heads (8) nor is a multiple of it; use 1, 2, 4, 8, 16 or 32",
         "rollout.tensor: 3 does not divide num_attention_heads (32); use 1, 2, 4, 8, 16 or 32",
-        "rollout.tensor: 3 neither divides num_key_value_heads (8) nor is a multiple of it, as SGLang needs; "
-        "use 1, 2, 4, 8, 16, 24 or 32",
+        "rollout.tensor: 3 neither divides num_key_value_heads (8) nor is a multiple of it; use 1, 2, 4, 8, 16 or 32",
     ]
 
 
 def test_layers_that_do_not_divide_are_told_what_does(make_config: MakeConfig, make_model: Any) -> None:
     make_model(num_hidden_layers=6)
     assert found(make_config(), "parallel.pipeline=4") == [
-        "parallel.pipeline: 4 does not divide num_hidden_layers (6); use 1, 2, 3 or 6"
+        "parallel.pipeline: 4 does not divide num_hidden_layers (6); use 1, 2, 3 or 6; or set "
+        "parallel.first_stage_layers or last_stage_layers"
+    ]
+    for fitting in ("first_stage_layers: 3", "last_stage_layers: 3", "first_stage_layers: 1, last_stage_layers: 1"):
+        assert found(make_config(), f"parallel={{pipeline: 4, {fitting}}}") == []
+    assert found(make_config(), "parallel={pipeline: 4, first_stage_layers: 1, last_stage_layers: 2}") == [
+        "parallel.last_stage_layers: 2 leaves 3 of num_hidden_layers (6) for the 2 other pipeline stages, which must "
+        "share them evenly; use 1 or 3"
     ]
 
 
-def test_an_engine_may_have_more_ranks_than_kv_heads(make_config: MakeConfig) -> None:
-    assert found(make_config(), "rollout.tensor=4") == []
+def test_more_ranks_than_kv_heads_may_share_them(make_config: MakeConfig, make_model: Any) -> None:
+    assert found(make_config(), "rollout.tensor=4", "parallel.tensor=4") == []
+    make_model("shared", num_attention_heads=8, num_key_value_heads=2, head_dim=2)
+    model = f"model.path={make_config().parent / 'shared'}"
+    assert found(make_config(), model, "parallel.tensor=8", world_size=8) == []
+    make_model("odd", num_attention_heads=8, num_key_value_heads=1, head_dim=6, hidden_size=48)
+    model = f"model.path={make_config().parent / 'odd'}"
+    assert found(make_config(), model, "parallel.tensor=8", world_size=8) == [
+        "parallel.tensor: 8 does not divide the rows of queries, keys and values (60)"
+    ]
+
+
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "intermediate_size": 7,
+}
+MLA = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "head_dim": None,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 50,
+}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world_size", "expected"),
+    [
+        (["parallel={tensor: 2, sequence: true, expert: 8, expert_tensor: 2}", "rollout.tensor=4"], 16, []),
+        (
+            ["parallel={expert: 3, expert_tensor: 5}"],
+            15,
+            [
+                "parallel.expert: 3 does not divide the number of experts (8); use 1, 2, 4 or 8",
+                "parallel.expert_tensor: 5 does not divide the width of an expert (48); use 1, 2, 3, 4, 6, 8, 12, 16, "
+                "24 or 48",
+            ],
+        ),
+        (
+            ["parallel.tensor=2"],
+            4,
+            [
+                "parallel.sequence: false, but Megatron trains a mixture of experts with parallel.tensor above 1 only "
+                "with sequence parallelism; set parallel.sequence=true"
+            ],
+        ),
+        (
+            ["parallel={pipeline: 2, tensor: 2, sequence: true, expert: 4}"],
+            12,
+            [
+                "world size: 12 is not a multiple of parallel.pipeline x the least common multiple of parallel.tensor "
+                "and parallel.expert x parallel.expert_tensor (2 x lcm(2, 4 x 1) = 8); use a multiple of 8 ranks"
+            ],
+        ),
+        (["rollout.tensor=32", "rollout.engine_args={ep_size: 2}"], 32, []),
+        (
+            ["rollout.tensor=32"],
+            32,
+            [
+                "rollout.tensor: 32 does not divide the width of an expert (48); use 1, 2, 3, 4, 6, 8, 12, 16, 24 or "
+                "48",
+            ],
+        ),
+    ],
+)
+def test_experts_are_cut_by_their_own_rules(
+    make_config: MakeConfig, make_model: Any, overrides: list[str], world_size: int, expected: list[str]
+) -> None:
+    make_model(**MOE, num_attention_heads=32, hidden_size=1024)
+    assert found(make_config(), *overrides, world_size=world_size) == expected
+
+
+def test_latent_attention_knows_no_kv_heads_and_shared_experts_are_cut_with_the_rest(
+    make_config: MakeConfig, make_model: Any
+) -> None:
+    make_model(**MLA)
+    assert found(make_config(), "parallel={tensor: 2, sequence: true}", "rollout.tensor=2") == []
+    assert found(make_config(), "parallel={tensor: 4, sequence: true}", "rollout.tensor=3", world_size=12) == [
+        "parallel.tensor: 4 does not divide num_attention_heads (6); use 1, 2, 3 or 6",
+        "parallel.tensor: 4 does not divide the width of the shared experts (50); use 1, 2, 5, 10, 25 or 50",
+        "rollout.tensor: 3 does not divide the width of the shared experts (50); use 1, 2, 5, 10, 25 or 50",
+        "rollout.tensor: 3 does not divide the width of an expert (50); use 1, 2, 5, 10, 25 or 50",
+    ]
 
 
 def test_a_wrong_world_size_names_the_sizes_that_work(make_config: MakeConfig) -> None:
@@ -183,7 +298,8 @@ def test_a_critic_of_its_own_is_cut_like_the_actor_and_knows_its_tokens(
     cfg = load(make_config(), ["algorithm.advantage=gae", f"critic.path={critic}", "parallel.pipeline=2"])
     card, critic_card = read_model_card(cfg.model.path), read_model_card(str(critic))
     assert problems(cfg, world_size=4, card=card, critic_card=critic_card) == [
-        "parallel.pipeline: 2 does not divide num_hidden_layers of critic.path (3); use 1 or 3",
+        "parallel.pipeline: 2 does not divide num_hidden_layers of critic.path (3); use 1 or 3; or set "
+        "parallel.first_stage_layers or last_stage_layers",
         "critic.path: a vocabulary of 10 does not hold the token ids of model.path (14); use a critic with the same "
         "tokenizer",
     ]

@@ -18,19 +18,32 @@ from rlmegatron.config.estimate import (
     spans,
 )
 from rlmegatron.config.load import load
-from rlmegatron.config.model_card import ModelCard, read_model_card
+from rlmegatron.config.model_card import ModelCard
+from rlmegatron.config.schema import ParallelConfig
+from rlmegatron.models.card import read_model_card
 from rlmegatron.models.table import read_architecture
 
 SIZES = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 3, 4), (8, 2, 4)]
 
 
-def layout(*, tensor: int = 1, pipeline: int = 1, data: int = 1, virtual: int = 1, engine: int = 1) -> Layout:
+def layout(
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+    data: int = 1,
+    virtual: int = 1,
+    engine: int = 1,
+    expert: int = 1,
+    expert_tensor: int = 1,
+) -> Layout:
     return Layout(
         world=tensor * pipeline * data,
         tensor=tensor,
         pipeline=pipeline,
         virtual_pipeline=virtual,
         engine_tensor=engine,
+        expert=expert,
+        expert_tensor=expert_tensor,
     )
 
 
@@ -46,6 +59,25 @@ def test_groups_are_those_of_megatrons_default_order(tensor: int, pipeline: int,
     ours = layout(tensor=tensor, pipeline=pipeline, data=data)
     for axis in ("tp", "dp", "pp"):
         assert sorted(ours.groups(axis)) == sorted(megatron.get_ranks(axis))
+
+
+@pytest.mark.parametrize(
+    ("expert_tensor", "expert", "pipeline"), [(1, 1, 1), (2, 1, 1), (1, 4, 2), (2, 2, 2), (4, 3, 1)]
+)
+def test_expert_groups_are_those_of_megatrons_default_order(expert_tensor: int, expert: int, pipeline: int) -> None:
+    parallel_state = pytest.importorskip("megatron.core.parallel_state")
+    ours = layout(tensor=2, data=12 // pipeline, pipeline=pipeline, expert=expert, expert_tensor=expert_tensor)
+    megatron = parallel_state.RankGenerator(
+        tp=expert_tensor,
+        ep=expert,
+        dp=24 // (expert_tensor * expert * pipeline),
+        pp=pipeline,
+        cp=1,
+        order="tp-cp-ep-dp-pp",
+    )
+    for axis, of_megatron in (("etp", "tp"), ("ep", "ep"), ("edp", "dp"), ("pp", "pp")):
+        assert sorted(ours.groups(axis)) == sorted(megatron.get_ranks(of_megatron))
+    assert ours.expert_data == len(ours.groups("edp")[0])
 
 
 def test_coordinates_of_rank_13_in_a_world_of_24() -> None:
@@ -73,10 +105,20 @@ def test_engines_are_consecutive_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "pipeline", "engine", "size"), [(1, 1, 1, 1), (2, 2, 1, 4), (2, 3, 4, 12), (8, 1, 2, 8)]
+    ("sizes", "engine", "size"),
+    [
+        ({}, 1, 1),
+        ({"tensor": 2, "pipeline": 2}, 1, 4),
+        ({"tensor": 2, "pipeline": 3}, 4, 12),
+        ({"tensor": 8}, 2, 8),
+        ({"expert": 4}, 1, 4),
+        ({"tensor": 2, "expert": 4}, 1, 4),
+        ({"tensor": 2, "pipeline": 2, "expert": 3}, 4, 12),
+        ({"tensor": 4, "expert": 2, "expert_tensor": 3}, 8, 24),
+    ],
 )
-def test_smallest_world_holds_whole_models_and_engines(tensor: int, pipeline: int, engine: int, size: int) -> None:
-    assert smallest_world(tensor=tensor, pipeline=pipeline, engine_tensor=engine) == size
+def test_smallest_world_holds_whole_models_and_engines(sizes: dict[str, int], engine: int, size: int) -> None:
+    assert smallest_world(ParallelConfig(**sizes), engine_tensor=engine) == size
 
 
 def test_vocabulary_is_padded_as_the_learner_pads_it(make_model: Callable[..., Path]) -> None:
@@ -88,17 +130,16 @@ def test_vocabulary_is_padded_as_the_learner_pads_it(make_model: Callable[..., P
 
 
 def test_stage_parameters_add_up_to_the_model_with_its_padding_and_its_copy_of_the_embedding(card: ModelCard) -> None:
-    assert card.num_parameters is not None
     whole = card.num_parameters + 2 * 128
-    assert rank_parameters(card, layout(), 0) == whole
-    stages = [rank_parameters(card, layout(pipeline=2), stage) for stage in range(2)]
+    assert rank_parameters(card, layout(), 0).total == whole
+    stages = [rank_parameters(card, layout(pipeline=2), stage).total for stage in range(2)]
     assert sum(stages) == whole + 16 * 128
     assert stages[0] == 2 * 246_080 + 16 * 128
     assert stages[1] == 2 * 246_080 + 16 * 128 + 128
 
 
 def test_critic_has_one_row_in_place_of_the_output_layer(card: ModelCard) -> None:
-    tied, value = (rank_parameters(card, layout(), 0, value_head=head) for head in (False, True))
+    tied, value = (rank_parameters(card, layout(), 0, value_head=head).total for head in (False, True))
     assert value - tied == 128
 
 
@@ -113,7 +154,7 @@ def test_training_bytes_per_parameter(
     cfg = load(path, ["algorithm.advantage=gae", "algorithm.kl.where=loss"])
     card = read_model_card(cfg.model.path)
     sizes = layout_of(cfg, world_size=4)
-    count = rank_parameters(card, sizes, 0)
+    count = rank_parameters(card, sizes, 0).total
     memory = memory_of(cfg, sizes, card, 0, critic_card=None)
     assert memory.weights == memory.reference == count * weights
     assert memory.gradients == 4 * count
@@ -143,6 +184,89 @@ def test_activations_of_one_layer_are_counted_by_hand(make_config: Callable[...,
     assert activation_bytes(card, sizes, 0, model=model, tokens=10, sequence=True) == per_token // 2 * 10 * 2 * 4
     full = model.model_copy(update={"recompute": "full"})
     assert activation_bytes(card, layout(), 0, model=full, tokens=10, sequence=False) == (4 * 128 + per_token) * 10 * 2
+
+
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "mlp_only_layers": [0],
+}
+MLA = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+
+
+def test_experts_are_spread_and_cut_on_their_own_axes_and_the_rest_on_tensor_parallelism(
+    make_model: Callable[..., Path],
+) -> None:
+    card = read_model_card(str(make_model(**MOE)))
+    experts = 3 * (8 * 3 * 64 * 128)
+    one_rank = rank_parameters(card, layout(), 0)
+    assert one_rank.expert == experts
+    cut = rank_parameters(card, layout(tensor=2, data=4, expert=2, expert_tensor=2), 0)
+    assert cut.expert == experts // 4
+    routers, norms = 3 * 8 * 128, 4 * (2 * 128 + 2 * 32) + 128
+    assert cut.dense - routers - norms == (one_rank.dense - routers - norms) // 2
+    last = rank_parameters(card, layout(pipeline=2), 1)
+    assert last.expert == experts // 3 * 2
+
+
+def test_optimizer_state_of_experts_is_shared_by_the_ranks_that_hold_the_same_ones(
+    make_config: Callable[..., Path], make_model: Callable[..., Path]
+) -> None:
+    make_model(**MOE)
+    cfg = load(make_config(), ["parallel.expert=2"])
+    card, sizes = read_model_card(cfg.model.path), layout_of(cfg, world_size=4)
+    held = rank_parameters(card, sizes, 0)
+    memory = memory_of(cfg, sizes, card, 0, critic_card=None)
+    assert memory.weights == 2 * held.total
+    assert memory.optimizer == 12 * held.dense // 4 + 12 * held.expert // 2
+
+
+def test_activations_of_experts_are_those_of_the_ones_a_token_visits(
+    make_config: Callable[..., Path], make_model: Callable[..., Path]
+) -> None:
+    model, card = load(make_config()).model, read_model_card(str(make_model("moe", **MOE)))
+    attention = 2 * (4 + 2) * 32
+    dense_layer = 4 * 128 + attention + 3 * 512
+    moe_layer = 4 * 128 + 8 + attention + 2 * (128 + 3 * 64)
+    assert activation_bytes(card, layout(), 0, model=model, tokens=10, sequence=False) == (
+        (dense_layer + 3 * moe_layer) * 10 * 2
+    )
+    # Two ranks that share their experts have half of the tokens each, and each other's beside their own.
+    halves = layout(tensor=2, expert_tensor=2)
+    moe_layer = (4 * 128 + 8) // 2 + attention // 2 + 2 * (2 * 128 + 3 * 64) // 2
+    assert activation_bytes(card, halves, 0, model=model, tokens=10, sequence=True) == (
+        (dense_layer // 2 + 3 * moe_layer) * 10 * 2
+    )
+
+
+def test_latent_attention_keeps_its_own_widths_and_caches_the_latent_on_every_rank(
+    make_config: Callable[..., Path], make_model: Callable[..., Path]
+) -> None:
+    make_model(**MLA)
+    cfg = load(make_config(), ["rollout.tensor=2", "rollout.max_total_tokens=1000"])
+    card, sizes = read_model_card(cfg.model.path), layout_of(cfg, world_size=2)
+    assert memory_of(cfg, sizes, card, 0, critic_card=None).kv_cache == 1000 * 4 * (32 + 8) * 2
+    queries_keys_values_outcome = 4 * (24 + 24 + 24 + 24)
+    latent = 2 * 48 + 2 * 32 + 8
+    moe = 8 + 3 * 64 + 2 * (128 + 3 * 64)
+    assert activation_bytes(card, sizes, 0, model=cfg.model, tokens=10, sequence=False) == (
+        4 * (4 * 128 + latent + queries_keys_values_outcome + moe) * 10 * 2
+    )
 
 
 def test_many_groups_are_abbreviated() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlmegatron.config.load import ConfigError
-from rlmegatron.config.model_card import layer_parameters, read_model_card
+from rlmegatron.models.card import read_model_card
 from rlmegatron.platform.torchvision_ops import install_torchvision_hook
 
 MakeModel = Callable[..., Path]
@@ -22,9 +21,9 @@ def import_transformers() -> Any:
 
 
 def problems_of(directory: Path) -> list[str]:
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ValueError) as raised:
         read_model_card(str(directory))
-    return list(raised.value.problems)
+    return str(raised.value).splitlines()
 
 
 def test_quickstart_model_has_the_number_of_parameters_that_was_counted(make_model: MakeModel) -> None:
@@ -35,35 +34,58 @@ def test_quickstart_model_has_the_number_of_parameters_that_was_counted(make_mod
     assert (card.tied_embeddings, card.max_positions, card.has_chat_template) == (True, 4096, True)
 
 
-def test_one_tensor_parallel_rank_of_a_layer_holds_the_numbers_worked_out_by_hand(make_model: MakeModel) -> None:
-    card = read_model_card(str(make_model()))
+def test_a_layer_is_counted_by_what_cuts_it(make_model: MakeModel) -> None:
+    layer = read_model_card(str(make_model())).layers[0]
     attention = 128 * (4 * 32) + 2 * 128 * (2 * 32) + (4 * 32) * 128
     norms = 2 * 128 + 2 * 32
-    assert layer_parameters(card) == attention + 3 * 128 * 512 + norms
-    assert layer_parameters(card, tensor=2) == (attention + 3 * 128 * 512) // 2 + norms
+    assert (layer.cut, layer.whole, layer.of_experts) == (attention + 3 * 128 * 512, norms, 0)
+    assert layer.dense_on_rank(tensor=2, vocab_rows=0) == (attention + 3 * 128 * 512) // 2 + norms
 
 
-@pytest.mark.parametrize(
-    ("family", "extra"),
-    [
-        ("Qwen2", {}),
-        ("Qwen3", {}),
-        ("Qwen3", {"attention_bias": True, "tie_word_embeddings": False}),
-        ("Llama", {}),
-        ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": None}),
-    ],
-)
+SPARSE: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    **SPARSE,
+}
+FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("Qwen2", {}),
+    ("Qwen3", {"head_dim": 32}),
+    ("Qwen3", {"head_dim": 32, "tie_word_embeddings": False}),
+    ("Llama", {"num_key_value_heads": None}),
+    ("Mistral", {"sliding_window": None}),
+    ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}),
+    ("Qwen3Moe", {"num_experts": 8, "decoder_sparse_step": 2, "mlp_only_layers": [3], "head_dim": 32, **SPARSE}),
+    ("DeepseekV2", {**LATENT, "q_lora_rank": None, "topk_method": "greedy"}),
+    ("DeepseekV3", {**LATENT, "q_lora_rank": 48, "num_nextn_predict_layers": 0, "tie_word_embeddings": False}),
+]
+
+
+@pytest.mark.parametrize(("family", "extra"), FAMILIES)
 def test_parameters_are_those_that_transformers_builds(
     make_model: MakeModel, family: str, extra: dict[str, Any]
 ) -> None:
     transformers = import_transformers()
     torch = pytest.importorskip("torch")
-    head_dim = {} if family == "Qwen3" else {"head_dim": None}
-    directory = make_model(architectures=[f"{family}ForCausalLM"], **{**head_dim, **extra})
-    config = getattr(transformers, f"{family}Config")(**json.loads((directory / "config.json").read_text()))
+    directory = make_model(architectures=[f"{family}ForCausalLM"], **{"head_dim": None, **extra})
+    given = json.loads((directory / "config.json").read_text())
+    # Absent, transformers would take 1536 for it.
+    latent = {"q_lora_rank": extra["q_lora_rank"]} if "q_lora_rank" in extra else {}
+    config = getattr(transformers, f"{family}Config")(**{**given, **latent})
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    assert read_model_card(str(directory)).num_parameters == sum(p.numel() for p in model.parameters())
+    built = {name: tensor.numel() for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del built["lm_head.weight"]
+    assert read_model_card(str(directory)).num_parameters == sum(built.values())
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3", "Llama"])
@@ -80,16 +102,23 @@ def test_keys_that_a_config_leaves_out_have_the_defaults_of_transformers(make_mo
     assert card.head_dim == (getattr(config, "head_dim", None) or 4096 // 64)
 
 
-def test_a_family_without_a_count_says_so(make_model: MakeModel) -> None:
-    assert read_model_card(str(make_model(architectures=["Qwen3MoeForCausalLM"]))).num_parameters is None
-
-
 @pytest.mark.parametrize(
     ("rope", "positions"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, 16384),
+        ({"rope_type": "linear", "factor": 2.0}, 8192),
+        # transformers 5 gives this one the original context of 4096, which SGLang takes for stretched already.
+        ({"rope_type": "yarn", "factor": 4.0}, 4096),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
-        ({"rope_type": "llama3", "factor": 8.0}, 4096),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 1024,
+            },
+            4096,
+        ),
         ({"rope_type": "default"}, 4096),
     ],
 )
@@ -101,7 +130,9 @@ def test_rope_scaling_stretches_the_positions_as_sglang_counts_them(
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    wanted = "use a Hugging Face directory (config.json, safetensors, tokenizer)"
+    wanted = (
+        "use a directory with config.json and tokenizer with safetensors (Hugging Face) or a Megatron dist-checkpoint"
+    )
     assert problems_of(tmp_path / "no") == [f"model.path: {tmp_path / 'no'} does not exist; {wanted}"]
     (tmp_path / "file").touch()
     assert problems_of(tmp_path / "file") == [f"model.path: {tmp_path / 'file'} is a file; {wanted}"]
@@ -109,21 +140,31 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_an_empty_directory_is_told_everything_that_was_looked_for(tmp_path: Path) -> None:
     assert problems_of(tmp_path) == [
-        f"model.path: {tmp_path / 'config.json'} is missing",
-        f"model.path: {tmp_path} has neither model.safetensors nor model.safetensors.index.json",
+        f"model.path: {tmp_path / 'config.json'} does not exist; {tmp_path} must be a Hugging Face directory",
+        f"model.path: {tmp_path} has neither model.safetensors nor model.safetensors.index.json, nor a Megatron "
+        "checkpoint (.metadata)",
         f"model.path: {tmp_path} has no tokenizer: neither tokenizer.json, nor tokenizer.model, "
         "nor vocab.json with merges.txt",
     ]
 
 
-def test_every_bad_number_of_a_config_is_reported(make_model: MakeModel) -> None:
-    directory = make_model(hidden_size="big", num_hidden_layers=None, num_key_value_heads=3, architectures=[])
-    assert problems_of(directory) == [
-        "model.path: config.json: architectures is []; it must be a list of one name, as ['Qwen3ForCausalLM']",
-        "model.path: config.json has no num_hidden_layers; it must be a whole number above 0",
-        "model.path: config.json has 'big' as hidden_size; it must be a whole number above 0",
-        "model.path: config.json: num_key_value_heads (3) does not divide num_attention_heads (4)",
-    ]
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"architectures": []}, "architectures is []; it must be a list of one name, as ['Qwen3ForCausalLM']"),
+        ({"architectures": ["FooForCausalLM"]}, "architecture FooForCausalLM is not supported; supported: Llama"),
+        ({"hidden_size": "big"}, "hidden_size must be a whole number above 0, got 'big'"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads (3) must divide num_attention_heads (4)"),
+        ({"logit_softcap": 30.0}, "not understood: logit_softcap = 30.0. Such a key may change the model's numbers"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic' is not supported"),
+    ],
+)
+def test_what_a_config_says_and_nobody_understands_is_a_problem_of_the_key_that_named_it(
+    make_model: MakeModel, change: dict[str, Any], expected: str
+) -> None:
+    directory = make_model(**change)
+    (problem,) = problems_of(directory)
+    assert problem.startswith(f"model.path: {directory}/config.json: {expected}")
 
 
 def test_a_config_that_is_not_json_is_reported(make_model: MakeModel) -> None:
@@ -154,3 +195,41 @@ def test_pickled_weights_are_not_taken_for_safetensors(make_model: MakeModel) ->
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     (problem,) = problems_of(directory)
     assert problem.endswith("(there is a pytorch_model*.bin: convert it to safetensors)")
+
+
+def megatron_directory(make_model: MakeModel, *missing: str) -> Path:
+    directory = make_model()
+    (directory / "model.safetensors").unlink()
+    for name in {".metadata", "metadata.json", "common.pt", "__0_0.distcp"} - set(missing):
+        (directory / name).touch()
+    return directory
+
+
+def test_a_megatron_checkpoint_needs_no_safetensors(make_model: MakeModel) -> None:
+    assert read_model_card(str(megatron_directory(make_model))).num_parameters == 986_240
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ((".metadata",), ".metadata"),
+        ((".metadata", "metadata.json", "common.pt"), ".metadata, metadata.json, common.pt"),
+        (("metadata.json",), "metadata.json"),
+        (("__0_0.distcp",), "*.distcp"),
+    ],
+)
+def test_an_interrupted_conversion_is_not_taken_for_a_checkpoint(
+    make_model: MakeModel, missing: tuple[str, ...], named: str
+) -> None:
+    directory = megatron_directory(make_model, *missing)
+    assert problems_of(directory) == [
+        f"model.path: {directory} holds an unfinished Megatron checkpoint (no {named}): what wrote it was interrupted; "
+        "convert again"
+    ]
+
+
+def test_two_kinds_of_weights_in_one_directory_are_refused(make_model: MakeModel) -> None:
+    directory = megatron_directory(make_model)
+    (directory / "model.safetensors").touch()
+    (problem,) = problems_of(directory)
+    assert problem.endswith("holds both safetensors and a Megatron checkpoint; use a directory with one of them")

@@ -1,0 +1,27 @@
+"""How the layers of a model are cut into pipeline stages.
+
+In: numbers. Out: numbers. Pure, so that the check of a config and the learner use the same; must never import torch.
+"""
+
+from __future__ import annotations
+
+
+def stage_sizes(*, num_layers: int, pp: int, vpp: int, first: int | None, last: int | None) -> list[int]:
+    """Layers of one chunk of every pipeline rank; ValueError where they do not come out even.
+
+    `first` and `last` are the layers of the first and the last stage where those differ from the others; as in
+    Megatron, what remains is cut evenly over the stages between, each of which holds at least one layer.
+    """
+    if first is None and last is None:
+        if num_layers % (pp * vpp):
+            raise ValueError(f"{num_layers} layers cannot be cut into {pp} x {vpp} equal chunks")
+        return [num_layers // (pp * vpp)] * pp
+    if vpp > 1:
+        raise ValueError("stages of different sizes cannot be interleaved")
+    ends = [size for size in (first, last) if size is not None]
+    between, rest = pp - len(ends), num_layers - sum(ends)
+    if between < 0 or rest < between or (rest % between if between else rest):
+        shown = " and ".join(str(size) for size in ends)
+        raise ValueError(f"{num_layers} layers less {shown} cannot be cut into {between} equal stages")
+    middle = [rest // between] * between if between else []
+    return [*([] if first is None else [first]), *middle, *([] if last is None else [last])]

@@ -1,0 +1,115 @@
+"""A distributed checkpoint written and read group by group, through torch's own distributed checkpointing.
+
+In: groups of the canonical model. Out: files that Megatron reads at any layout. Each group has files of its own, and
+`.metadata`, without which nothing takes a directory for a checkpoint, comes last.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo, _StoragePrefix
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import WriteResult
+
+from rlmegatron.conversion.canonical import Group, checkpoint_state
+from rlmegatron.models.dist_checkpoint import COMMON_FILE, check_shapes, read_metadata
+
+
+class DistWriter:
+    """Writes groups in any order, from any number of processes; what each has written is told as plain JSON values."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._writer = FileSystemWriter(directory, single_file_per_rank=True, sync_files=True, thread_count=1)
+
+    def write(self, group: Group, tensors: Mapping[str, Tensor], *, number: int) -> list[Any]:
+        """Write the `number`-th group; the answer goes to `finish`. Raises OSError that names the directory."""
+        planner, plan = _plan(checkpoint_state(group.shards(tensors)) | group.packed_objects())
+        plan = replace(plan, storage_data=_StoragePrefix(f"__{number}_"))
+        try:
+            results = self._writer.write_data(plan, planner).wait()
+        except OSError as error:
+            raise OSError(error.errno, f"cannot write {group.name}: {error.strerror}", str(self.directory)) from None
+        return [_to_json(result) for result in results]
+
+    def finish(self, groups: Sequence[Group], written: Sequence[list[Any]]) -> None:
+        """Write what makes the files a checkpoint; `written` are the answers of `write` for every group."""
+        plans = [_plan(checkpoint_state(group.shards()) | group.packed_objects())[1] for group in groups]
+        planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+        _, metadata = planner.create_global_plan(plans)
+        torch.save({}, self.directory / COMMON_FILE)
+        save_config(CheckpointingConfig("torch_dist", 1), str(self.directory))
+        self._writer.finish(metadata, [[_from_json(item) for item in results] for results in written])
+
+
+class DistReader:
+    """Fills groups from a whole checkpoint, whatever layout wrote it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.metadata = read_metadata(directory)
+        self._reader = _Reader(directory, self.metadata)
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """ValueError names what is missing or of another shape."""
+        for group in groups:
+            check_shapes(self.directory, self.metadata, group.shards())
+
+    def fill(self, group: Group, tensors: Mapping[str, Tensor]) -> None:
+        """Read a group into `tensors`; rows of vocabulary padding that the checkpoint lacks become 0."""
+        for entry in group.entries:
+            if entry.rule.padded:
+                tensors[entry.rule.parameter].zero_()
+        state = checkpoint_state(self._as_stored(shard) for shard in group.shards(tensors))
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch remarks that every process reads for itself, as it should
+            load(state, storage_reader=self._reader, planner=planner, no_dist=True)
+
+    def _as_stored(self, shard: ShardedTensor) -> ShardedTensor:
+        """A vocabulary may be padded otherwise in the checkpoint: what both have is read."""
+        stored = self.metadata.state_dict_metadata[shard.key]
+        assert isinstance(stored, TensorStorageMetadata), f"{shard.key} has been checked"
+        return replace(shard, global_shape=tuple(stored.size))
+
+
+class _Reader(FileSystemReader):
+    """Reads the metadata once."""
+
+    def __init__(self, directory: Path, metadata: Metadata) -> None:
+        super().__init__(directory)
+        self._metadata = metadata
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        return self._metadata
+
+
+def _plan(state: dict[str, Any]) -> tuple[MCoreSavePlanner, SavePlan]:
+    planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+    planner.set_up_planner(state, is_coordinator=True)
+    return planner, planner.create_local_plan()
+
+
+def _to_json(result: WriteResult) -> list[Any]:
+    index, info = result.index, result.storage_data
+    offset = None if index.offset is None else list(index.offset)
+    return [index.fqn, offset, index.index, result.size_in_bytes, info.relative_path, info.offset, info.length]
+
+
+def _from_json(item: list[Any]) -> WriteResult:
+    name, offset, index, size, path, start, length = item
+    where = MetadataIndex(name, None if offset is None else torch.Size(offset), index)
+    return WriteResult(index=where, size_in_bytes=size, storage_data=_StorageInfo(path, start, length))

@@ -1,0 +1,213 @@
+"""What a model directory says about its model, read from its small files alone, and whether the directory is whole.
+
+In: a Hugging Face directory, or one that holds a Megatron dist-checkpoint beside the same config.json and tokenizer.
+Out: a `ModelCard`, or one ValueError with a line for everything that is missing or broken. Must never import torch,
+megatron or transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from rlmegatron.config.model_card import Count, ExpertSizes, ModelCard
+from rlmegatron.models.architecture import Architecture, Experts
+from rlmegatron.models.rules import Rule
+from rlmegatron.models.table import read_architecture
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_HEADER_BYTES = 8
+_MEGATRON_SHARDS = "*.distcp"
+_MEGATRON_FILES = (".metadata", "metadata.json", "common.pt")
+_KINDS = "config.json and tokenizer with safetensors (Hugging Face) or a Megatron dist-checkpoint"
+
+
+def read_model_card(path: str, *, key: str = "model.path") -> ModelCard:
+    """The card of the model directory `path`, whose files are checked for presence (weights, tokenizer) too.
+
+    `key` is the config key the path came from and opens every line of the ValueError, which lists all problems.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "does not exist"
+        raise ValueError(f"{key}: {path} {what}; use a directory with {_KINDS}")
+    problems = _weight_problems(directory) + _tokenizer_problems(directory)
+    architecture, has_chat_template = None, False
+    try:
+        has_chat_template = _has_chat_template(directory)
+    except ValueError as error:
+        problems.insert(0, str(error))
+    try:
+        architecture = read_architecture(path)
+    except ValueError as error:
+        problems.insert(0, str(error))
+    if problems or architecture is None:
+        raise ValueError("\n".join(f"{key}: {problem}" for problem in problems))
+    return model_card(architecture, path=path, has_chat_template=has_chat_template)
+
+
+def holds_megatron_checkpoint(directory: Path) -> bool:
+    """Whether `directory` holds a Megatron dist-checkpoint, or the remains of one that was never finished."""
+    return (directory / _MEGATRON_FILES[0]).is_file() or any(True for _ in directory.glob(_MEGATRON_SHARDS))
+
+
+def model_card(arch: Architecture, *, path: str, has_chat_template: bool) -> ModelCard:
+    """The card of an architecture; parameters are counted from its rules."""
+    first, layers, last, copies = _counts(arch)
+    latent = arch.latent
+    heads_and_groups = 2 * (arch.num_heads + arch.num_kv_heads)
+    return ModelCard(
+        path=path,
+        architecture=arch.name,
+        num_layers=arch.num_layers,
+        hidden_size=arch.hidden_size,
+        ffn_size=arch.ffn_size,
+        num_heads=arch.num_heads,
+        num_kv_heads=None if latent else arch.num_kv_heads,
+        head_dim=latent.key_dim if latent else arch.head_dim,
+        vocab_size=arch.vocab_size,
+        tied_embeddings=arch.tied_embeddings,
+        max_positions=_max_positions(arch),
+        has_chat_template=has_chat_template,
+        attention_values=(
+            2 * arch.num_heads * (latent.key_dim + latent.value_dim) if latent else heads_and_groups * arch.head_dim
+        ),
+        # Each compressed value is kept before and after its norm; the rotary key has none.
+        latent_values=2 * ((latent.q_rank or 0) + latent.kv_rank) + latent.rope_dim if latent else 0,
+        cached_values=latent.kv_rank + latent.rope_dim if latent else 2 * arch.num_kv_heads * arch.head_dim,
+        experts=_expert_sizes(arch.experts) if arch.experts else None,
+        left_out=tuple(reason for _, reason in arch.dropped),
+        first=first,
+        layers=layers,
+        last=last,
+        copies=copies,
+    )
+
+
+def _expert_sizes(experts: Experts) -> ExpertSizes:
+    return ExpertSizes(
+        num=experts.num,
+        top_k=experts.top_k,
+        ffn=experts.ffn,
+        shared_ffn=experts.shared_ffn,
+        layers=experts.layers,
+    )
+
+
+def _counts(arch: Architecture) -> tuple[Count, tuple[Count, ...], Count, Count]:
+    """Of the first stage, of every layer, of the last stage, and of its copies."""
+    first: list[Rule] = []
+    last: list[Rule] = []
+    copies: list[Rule] = []
+    layers: list[list[Rule]] = [[] for _ in range(arch.num_layers)]
+    for rule in arch.parameter_rules(1):
+        if rule.layer is not None:
+            layers[rule.layer].append(rule)
+        elif rule.path.startswith("embedding."):
+            first.append(rule)
+        else:
+            (copies if rule.copy else last).append(rule)
+    return _count(first), tuple(_count(layer) for layer in layers), _count(last), _count(copies)
+
+
+def _count(rules: Iterable[Rule]) -> Count:
+    found = {"cut": 0, "whole": 0, "expert_cut": 0, "expert_whole": 0, "per_token": 0}
+    for rule in rules:
+        size = sum(prod(part.shape) for part in rule.parts)
+        if rule.padded is not None:
+            assert rule.dim is not None, f"{rule.path} is padded along no dimension"
+            found["per_token"] += size // rule.parts[0].shape[rule.dim]
+        else:
+            kind = "whole" if rule.dim is None else "cut"
+            found[kind if rule.axis == "tp" else f"expert_{kind}"] += size
+    return Count(**found)
+
+
+def _max_positions(arch: Architecture) -> int:
+    """As SGLang's `get_context_length` counts them under transformers 5.
+
+    That gives the llama3 and yarn kinds `original_max_position_embeddings` if they have none, and where those are known
+    max_position_embeddings holds already for the stretched context.
+    """
+    is_stretched = arch.rope.kind == "linear" and not arch.rope.original_positions
+    return int(arch.max_positions * arch.rope.factor) if is_stretched else arch.max_positions
+
+
+def _weight_problems(directory: Path) -> list[str]:
+    has_safetensors = (directory / _INDEX).is_file() or (directory / _SINGLE).is_file()
+    if holds_megatron_checkpoint(directory):
+        if has_safetensors:
+            return [f"{directory} holds both safetensors and a Megatron checkpoint; use a directory with one of them"]
+        return _megatron_problems(directory)
+    if not has_safetensors:
+        found = " (there is a pytorch_model*.bin: convert it to safetensors)" if list(directory.glob("*.bin")) else ""
+        return [f"{directory} has neither {_SINGLE} nor {_INDEX}, nor a Megatron checkpoint (.metadata){found}"]
+    if not (directory / _INDEX).is_file():
+        return _shard_problems([directory / _SINGLE])
+    try:
+        shards = _read_json(directory / _INDEX).get("weight_map")
+    except ValueError as error:
+        return [str(error)]
+    if not isinstance(shards, dict) or not shards:
+        return [f"{directory / _INDEX} has no weight_map"]
+    return _shard_problems(directory / str(name) for name in sorted(set(shards.values())))
+
+
+def _megatron_problems(directory: Path) -> list[str]:
+    """A dist-checkpoint is begun with its shards; the files that describe them come last."""
+    missing = [name for name in _MEGATRON_FILES if not (directory / name).is_file()]
+    if not any(True for _ in directory.glob(_MEGATRON_SHARDS)):
+        missing.append(_MEGATRON_SHARDS)
+    if not missing:
+        return []
+    return [
+        f"{directory} holds an unfinished Megatron checkpoint (no {', '.join(missing)}): what wrote it was "
+        "interrupted; convert again"
+    ]
+
+
+def _shard_problems(paths: Iterable[Path]) -> list[str]:
+    return [problem for path in paths if (problem := _shard_problem(path))]
+
+
+def _shard_problem(path: Path) -> str | None:
+    """A safetensors file opens with the size of its JSON header; a Git LFS pointer or a cut download does not fit."""
+    if not path.is_file():
+        return f"{path} is missing, though the index names it"
+    with path.open("rb") as file:
+        head = file.read(_HEADER_BYTES)
+    size = path.stat().st_size
+    if head.startswith(b"version "):
+        return f"{path} is a Git LFS pointer of {size} bytes; fetch the weights with git lfs pull"
+    if len(head) < _HEADER_BYTES or int.from_bytes(head, "little") + _HEADER_BYTES > size:
+        return f"{path} is not a whole safetensors file ({size} bytes)"
+    return None
+
+
+def _tokenizer_problems(directory: Path) -> list[str]:
+    if any(all((directory / name).is_file() for name in names) for names in _TOKENIZER_FILES):
+        return []
+    looked_for = ", nor ".join(" with ".join(names) for names in _TOKENIZER_FILES)
+    return [f"{directory} has no tokenizer: neither {looked_for}"]
+
+
+def _has_chat_template(directory: Path) -> bool:
+    if (directory / "chat_template.jinja").is_file() or (directory / "chat_template.json").is_file():
+        return True
+    path = directory / "tokenizer_config.json"
+    return path.is_file() and bool(_read_json(path).get("chat_template"))
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds {type(value).__name__}; it must hold a JSON object")
+    return value

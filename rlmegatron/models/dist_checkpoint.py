@@ -1,0 +1,128 @@
+"""Megatron's distributed checkpoints as a source of weights: told from other directories, vetted, read into a model.
+
+In: a directory. Out: filled parameters of a running sharded model, at whatever layout; every rank reads what it owns.
+Must never let a checkpoint run code: the pickled `.metadata` may name the classes of such metadata alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+METADATA_FILE = ".metadata"
+CONFIG_FILE = "metadata.json"
+COMMON_FILE = "common.pt"
+DATA_SUFFIX = ".distcp"
+PATTERNS = (METADATA_FILE, CONFIG_FILE, COMMON_FILE, f"*{DATA_SUFFIX}")
+"""The files of such a checkpoint, as shell patterns."""
+
+_DCP = "torch.distributed.checkpoint."
+_METADATA_CLASSES = (
+    "Metadata StorageMeta TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata MetadataIndex "
+    "TensorProperties _MEM_FORMAT_ENCODING"
+)
+_PLANNER_CLASSES = "SavePlan WriteItem WriteItemType TensorWriteData BytesIOWriteData"
+_ALLOWED = {
+    *((_DCP + "metadata", name) for name in _METADATA_CLASSES.split()),
+    *((_DCP + "planner", name) for name in _PLANNER_CLASSES.split()),
+    (_DCP + "filesystem", "_StorageInfo"),
+    (_DCP + "filesystem", "_StoragePrefix"),
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "Path"),
+    ("pathlib._local", "PosixPath"),
+    ("collections", "OrderedDict"),
+}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Builds checkpoint metadata and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
+        if (module, name) in _ALLOWED or _is_dtype(module, name):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+def _is_dtype(module: str, name: str) -> bool:
+    return module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+
+
+def _enum_member(kind: Any, name: str) -> Any:
+    """Newer Pythons pickle a member of an enumeration as an attribute of its class."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
+        raise pickle.UnpicklingError(f"it asks for {name!r} of {kind!r}")
+    return kind[name]
+
+
+def is_dist_checkpoint(directory: str | Path) -> bool:
+    """Whether `directory` holds a Megatron distributed checkpoint, whole or not."""
+    path = Path(directory)
+    return (path / METADATA_FILE).is_file() or any(path.glob(f"*{DATA_SUFFIX}"))
+
+
+def read_metadata(directory: str | Path) -> Metadata:
+    """The vetted metadata of a whole checkpoint; ValueError names the file that is missing, broken or cut short."""
+    path = Path(directory)
+    for name in (METADATA_FILE, CONFIG_FILE):
+        if not (path / name).is_file():
+            raise ValueError(
+                f"{path / name} does not exist: {path} is no Megatron distributed checkpoint, or an unfinished one"
+            )
+    try:
+        with (path / METADATA_FILE).open("rb") as file:
+            metadata = _MetadataUnpickler(file).load()
+    except Exception as error:  # a broken pickle raises nearly anything
+        raise ValueError(f"{path / METADATA_FILE}: cannot be read as checkpoint metadata: {error}") from None
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+        raise ValueError(f"{path / METADATA_FILE}: holds {type(metadata).__name__}, not checkpoint metadata")
+    _check_files(path, metadata.storage_data)
+    return metadata
+
+
+def _check_files(path: Path, storage: Mapping[Any, Any]) -> None:
+    ends: dict[str, int] = {}
+    for info in storage.values():
+        ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
+    for name, end in sorted(ends.items()):
+        file = path / name
+        if Path(name).name != name:
+            raise ValueError(f"{path / METADATA_FILE}: names the file {name!r}, which is not in the checkpoint")
+        if not file.is_file():
+            raise ValueError(f"{file} is missing, though {METADATA_FILE} names it")
+        if file.stat().st_size < end:
+            raise ValueError(
+                f"{file} is truncated: it has {file.stat().st_size} bytes, {METADATA_FILE} describes {end}"
+            )
+
+
+def check_shapes(directory: str | Path, metadata: Metadata, wanted: Iterable[Any]) -> None:
+    """Hold a checkpoint to Megatron's description of tensors; one ValueError names what is missing or does not fit."""
+    faults = []
+    for shard in wanted:
+        stored = metadata.state_dict_metadata.get(shard.key)
+        if not isinstance(stored, TensorStorageMetadata):
+            faults.append(f"has no tensor {shard.key}")
+        elif not _fits(tuple(stored.size), shard):
+            faults.append(f"{shard.key} has shape {list(stored.size)}, config.json says {list(shard.global_shape)}")
+    faults = list(dict.fromkeys(faults))
+    if faults:
+        more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""
+        raise ValueError(f"{directory}: {'; '.join(faults[:5])}{more}")
+
+
+def _fits(stored: tuple[int, ...], shard: Any) -> bool:
+    """A padded vocabulary may have another number of rows, but never fewer than the tokens that there are."""
+    if stored == tuple(shard.global_shape):
+        return True
+    return bool(shard.allow_shape_mismatch) and stored[1:] == tuple(shard.global_shape[1:])

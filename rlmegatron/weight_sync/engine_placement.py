@@ -1,0 +1,64 @@
+"""One box of a Hugging Face tensor and where an engine's model holds it, as data.
+
+In: a tensor and the share of it that a rank has. Out: `Placement`s. Pure; must never import torch or sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlmegatron.models.rules import Box, Part
+from rlmegatron.weight_sync.engine_rank import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """`parameter[box]` of the engine's model: a parameter, or an attribute path to a tensor derived from one."""
+
+    parameter: str
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`tensor(name)[source]` lies in the first of `homes` that the engine has, its elements in the same order.
+
+    A home may have leading dimensions of length 1 that the tensor lacks, such as the number of an expert.
+    """
+
+    name: str
+    source: Box
+    homes: tuple[Home, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A parameter, where in it along the cut dimension a tensor's share begins, and its leading dimensions."""
+
+    parameter: str
+    offset: int = 0
+    lead: Box = ()
+
+
+def whole(part: Part, *, parameter: str | None = None, offset: int = 0) -> Placement:
+    """All of `part`, from row `offset` of the parameter, which has the tensor's own name unless one is given."""
+    rows, rest = part.shape[0], _whole(part.shape[1:])
+    home = Home(parameter or part.name, ((offset, offset + rows), *rest))
+    return Placement(part.name, _whole(part.shape), (home,))
+
+
+def cut(part: Part, dim: int, share: Share, *slots: Slot) -> Iterator[Placement]:
+    """The share of `part` along `dim`, in the first of `slots` that exists; nothing where all of it is padding."""
+    length = share.stop - share.start
+    if length:
+        homes = (Home(slot.parameter, slot.lead + _along(part, dim, slot.offset, length)) for slot in slots)
+        yield Placement(part.name, _along(part, dim, share.start, length), tuple(homes))
+
+
+def _along(part: Part, dim: int, start: int, length: int) -> Box:
+    return tuple((start, start + length) if i == dim else (0, size) for i, size in enumerate(part.shape))
+
+
+def _whole(shape: tuple[int, ...]) -> Box:
+    return tuple((0, size) for size in shape)

@@ -1,0 +1,68 @@
+"""How SGLang cuts a size over the ranks of an engine, and what it pads there.
+
+In: sizes of a model, an engine's (TP size, rank) and whether it runs on a CPU, where SGLang pads what does not come out
+even; on a GPU it refuses that. Out: shares. Pure; must never import torch or sglang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_VOCAB_MULTIPLE = 64  # sglang/srt/layers/vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
+_CPU_FFN_MULTIPLE = 32  # sglang/srt/configs/update_config.py, DEFAULT_MOE_PADDING_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """[start, stop) of a tensor's dimension fills the first of `room` places; the others are padding."""
+
+    start: int
+    stop: int
+    room: int
+
+    def times(self, size: int) -> Share:
+        """The same share of units of `size`, as of heads."""
+        return Share(self.start * size, self.stop * size, self.room * size)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRank:
+    """One rank of an engine."""
+
+    tp: int
+    rank: int
+    on_cpu: bool
+
+    def share(self, size: int, *, padded: int | None = None) -> Share:
+        """An equal share of `size`, or of `padded` places of which the last are empty."""
+        room = (padded or size) // self.tp
+        start = min(self.rank * room, size)
+        return Share(start, min(start + room, size), room)
+
+    def vocabulary(self, size: int) -> Share:
+        """Rows of the embedding or the head."""
+        multiple = _VOCAB_MULTIPLE
+        if _round_up(size, multiple) % self.tp:
+            multiple *= self.tp
+        return self.share(size, padded=_round_up(size, multiple))
+
+    def ffn(self, size: int, *, experts: int = 1) -> Share:
+        """Inner rows of a gated MLP that has the size of `experts` equal ones together."""
+        each = size // experts
+        if self.on_cpu:
+            each = _round_up(each, _CPU_FFN_MULTIPLE * self.tp)
+        return self.share(size, padded=each * experts)
+
+    def heads(self, num_heads: int, num_kv_heads: int) -> tuple[Share, Share]:
+        """Query heads and KV heads, counted in heads."""
+        if self.on_cpu:
+            kv = _round_up(num_kv_heads, self.tp)
+            return self.share(num_heads, padded=kv * (num_heads // num_kv_heads)), self.share(num_kv_heads, padded=kv)
+        if num_kv_heads < self.tp:  # tp / num_kv_heads neighbours hold the same head
+            head = self.rank * num_kv_heads // self.tp
+            return self.share(num_heads), Share(head, head + 1, 1)
+        return self.share(num_heads), self.share(num_kv_heads)
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
