@@ -7,5 +7,6 @@ from rlmegatron.platform.megatron_cpu import prepare_megatron
 # Once per rank and of no use to who trains: Megatron-Core on names of its own and of torch that are going out of use.
 warnings.filterwarnings("ignore", module=r"megatron\.core\.")
 warnings.filterwarnings("ignore", message=r"`?torch\.distributed\.\w+`? is deprecated", category=FutureWarning)
+warnings.filterwarnings("ignore", message="Please use DTensor", category=FutureWarning)
 
 prepare_megatron()

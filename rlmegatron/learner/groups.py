@@ -92,9 +92,10 @@ def start_topology(config: ParallelConfig, *, seed: int, timeout_s: float) -> To
     """Create every group of the layout and seed Megatron's generators; ValueError when the world does not fit."""
     world, block = dist.get_world_size(), _ranks_per_block(config)
     if world % (block * config.pipeline):
+        experts = f" with experts over {config.expert_tensor} x {config.expert}" if block > config.tensor else ""
         raise ValueError(
-            f"parallel: {world} ranks cannot hold tensor {config.tensor} x pipeline {config.pipeline}, experts over "
-            f"{config.expert_tensor} x {config.expert}; use a multiple of {block * config.pipeline} ranks"
+            f"parallel: {world} ranks cannot hold tensor {config.tensor} x pipeline {config.pipeline}{experts}; use a "
+            f"multiple of {block * config.pipeline} ranks"
         )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor,

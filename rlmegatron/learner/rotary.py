@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
 
@@ -29,7 +28,7 @@ class LatentRotary(RotaryEmbedding):
 
 def set_rotary(chunk: Any, arch: Architecture, cp_group: Any) -> None:
     """Give `chunk`, a GPT model, the frequencies of `arch`; its latent attention layers share one embedding."""
-    frequencies = torch.tensor(arch.rope.inverse_frequencies(arch.rotary_dim), dtype=torch.float32)
+    frequencies = arch.rope.inverse_frequencies(arch.rotary_dim)
     if arch.latent is None:
         chunk.rotary_pos_emb.inv_freq = frequencies
         return

@@ -1,16 +1,19 @@
 """Rotary positions: base, scaling kinds, and the frequencies that follow from them.
 
 In: the rope keys of a config.json, in either spelling. Out: `Rope`, whose numbers are those of transformers'
-`modeling_rope_utils.py`. Pure; must never import torch or megatron.
+`modeling_rope_utils.py`. Reading must never import torch or megatron; torch is loaded where frequencies are asked for.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlmegatron.models.config_keys import ConfigKeys
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Kind = Literal["default", "linear", "llama3", "yarn"]
 _KINDS = ("default", "linear", "llama3", "yarn")
@@ -39,35 +42,45 @@ class Rope:
         """What the softmax scale of latent attention is multiplied by."""
         return _mscale(self.factor, self.mscale_all_dim) ** 2
 
-    def inverse_frequencies(self, dim: int) -> list[float]:
-        """Radians per position of each of the dim / 2 rotating pairs."""
-        plain = [self.base ** (-2.0 * pair / dim) for pair in range(dim // 2)]
+    def inverse_frequencies(self, dim: int) -> Tensor:
+        """Radians per position of each of the dim / 2 rotating pairs, fp32, to the last bit those of transformers."""
+        import torch
+
+        plain = 1.0 / (self.base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
         if self.kind == "linear":
-            return [frequency / self.factor for frequency in plain]
+            return plain / self.factor
         if self.kind == "llama3":
-            return [self._llama3(frequency) for frequency in plain]
-        if self.kind == "yarn":
-            return self._yarn(plain, dim)
-        return plain
+            return self._llama3(plain)
+        return self._yarn(dim) if self.kind == "yarn" else plain
 
-    def _llama3(self, frequency: float) -> float:
+    def _llama3(self, plain: Tensor) -> Tensor:
         """Long waves are stretched, short ones kept, those between blended (Llama 3.1)."""
-        turns = self.original_positions * frequency / (2 * math.pi)
-        if turns < self.low_freq_factor:
-            return frequency / self.factor
-        if turns > self.high_freq_factor:
-            return frequency
-        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        return (1 - smooth) * frequency / self.factor + smooth * frequency
+        import torch
 
-    def _yarn(self, plain: list[float], dim: int) -> list[float]:
+        waves = 2 * math.pi / plain
+        longest, shortest = (
+            self.original_positions / self.low_freq_factor,
+            self.original_positions / self.high_freq_factor,
+        )
+        smooth = (self.original_positions / waves - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        blended = (1 - smooth) * plain / self.factor + smooth * plain
+        short_or_blended = torch.where(waves < positions / high, plain, blended)
+        return torch.where(waves > positions / low, plain / self.factor, short_or_blended)
+
+    def _yarn(self, dim: int) -> Tensor:
+        """Pairs that turn often within the original context are kept, the others stretched (section 3.2)."""
+        import torch
+
         low, high = self._pair_of(self.beta_fast, dim), self._pair_of(self.beta_slow, dim)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
         span = high - low if high != low else 0.001
-        stretched = [min(max((pair - low) / span, 0.0), 1.0) for pair in range(dim // 2)]
-        return [f / self.factor * part + f * (1 - part) for f, part in zip(plain, stretched, strict=True)]
+        kept = 1 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+        waves = self.base ** (torch.arange(0, dim, 2).float() / dim)
+        return 1.0 / (self.factor * waves) * (1 - kept) + 1.0 / waves * kept
 
     def _pair_of(self, turns: float, dim: int) -> float:
         """The pair that turns `turns` times within the original context."""

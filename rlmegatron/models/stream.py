@@ -98,8 +98,12 @@ class TensorStream:
         for fp32, rules in itertools.groupby(self._in_order_of_sending(), key=lambda rule: rule.keeps_fp32):
             sent_as = torch.float32 if fp32 else dtype
             for bucket in self._cut(rules, bytes_per_bucket // sent_as.itemsize):
-                shards = self._gather(bucket, sent_as)
-                yield list(self._assemble(bucket, shards)) if receive else []
+                yield self._whole(bucket, sent_as, receive=receive)
+
+    def _whole(self, bucket: Sequence[Rule], dtype: torch.dtype, *, receive: bool) -> list[tuple[str, Tensor]]:
+        """The gathered shards are gone when it returns, before the next bucket is gathered."""
+        shards = self._gather(bucket, dtype)
+        return list(self._assemble(bucket, shards)) if receive else []
 
     def _in_order_of_sending(self) -> list[Rule]:
         """As they come, but neighbours in a bucket are experts of different ranks; what keeps fp32 is sent last."""
@@ -141,16 +145,18 @@ class TensorStream:
 
     def _gather(self, bucket: Sequence[Rule], dtype: torch.dtype) -> list[Tensor]:
         place = self._places[self.group.rank()]
-        mine = [self.parameters[rule.parameter] for rule in bucket if self._sends(place, rule)]
+        mine = [self.parameters[rule.parameter].detach() for rule in bucket if self._sends(place, rule)]
+        longest = max(sum(self._numel_from(place, rule) for rule in bucket) for place in self._places)
         device = next(iter(self.parameters.values())).device
-        flat = torch.cat([torch.empty(0, dtype=dtype, device=device), *(p.detach().to(dtype).flatten() for p in mine)])
+        flat = torch.zeros(longest, dtype=dtype, device=device)
+        offset = 0
+        for tensor in mine:
+            flat[offset : offset + tensor.numel()] = tensor.flatten()
+            offset += tensor.numel()
         if len(self._places) == 1:
             return [flat]
-        longest = max(sum(self._numel_from(place, rule) for rule in bucket) for place in self._places)
-        padded = torch.zeros(longest, dtype=dtype, device=device)
-        padded[: len(flat)] = flat
-        shards = [torch.empty_like(padded) for _ in self._places]
-        dist.all_gather(shards, padded, group=self.group)
+        shards = [torch.empty_like(flat) for _ in self._places]
+        dist.all_gather(shards, flat, group=self.group)
         return shards
 
     def _assemble(self, bucket: Sequence[Rule], shards: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:

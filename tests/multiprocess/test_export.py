@@ -5,7 +5,9 @@ What this does not prove: speed or memory of a large model's export.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from ranks import run_ranks
 from safetensors.torch import load_file
 from sharded import Layout, sharded_model, start, streamed
 
-import rlmegatron.models.export as export_module
 from rlmegatron.learner.build import HiddenStatesModel
 from rlmegatron.models.export import export
+from rlmegatron.models.table import read_architecture
 
 TP2 = Layout(2, {"tensor": 2})
 VPP2 = Layout(2, {"pipeline": 2, "virtual_pipeline": 2})
@@ -29,8 +31,9 @@ def write(source: str, layout: Layout, out: str, bytes_per_bucket: int, bytes_pe
     topology = start(layout)
     stream = sharded_model(HiddenStatesModel, source, topology).tensor_stream()
     writes = topology.tp_rank == topology.pp_rank == 0
+    arch = read_architecture(source)
     limits = {"bytes_per_bucket": bytes_per_bucket, "bytes_per_file": bytes_per_file}
-    export(stream, source=source, out=Path(out), dtype=torch.float32, writes=writes, **limits)
+    export(stream, arch, source=source, out=Path(out), dtype=torch.float32, writes=writes, **limits)
     return len(list(stream.buckets(bytes_per_bucket=bytes_per_bucket, dtype=torch.float32, receive=False)))
 
 
@@ -98,15 +101,16 @@ def test_stream_does_not_depend_on_bucket_size(models: Path) -> None:
 def fail_to_write(source: str, layout: Layout, out: str) -> str:
     """What this rank raised, when the disk is full for the one that writes."""
 
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError("No space left on device")
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    export_module.save_file = full  # type: ignore[assignment]  # this process ends with the function
+    os.pwrite = full  # this process ends with the function
     topology = start(layout)
     stream = sharded_model(HiddenStatesModel, source, topology).tensor_stream()
     limits = {"bytes_per_bucket": 1000, "bytes_per_file": 1 << 30}
     try:
-        export(stream, source=source, out=Path(out), dtype=torch.float32, writes=topology.tp_rank == 0, **limits)
+        arch, writes = read_architecture(source), topology.tp_rank == 0
+        export(stream, arch, source=source, out=Path(out), dtype=torch.float32, writes=writes, **limits)
     except OSError as error:
         return str(error)
     return ""
@@ -114,5 +118,6 @@ def fail_to_write(source: str, layout: Layout, out: str) -> str:
 
 def test_a_full_disk_on_the_writer_leaves_no_rank_waiting(models: Path, tmp_path: Path) -> None:
     found = run_ranks(fail_to_write, 2, str(models / "Qwen3"), TP2, str(tmp_path / "out"), timeout_s=60)
-    assert found == ["No space left on device", ""]
+    file = tmp_path / "out.partial" / "model.safetensors"
+    assert found[0].startswith(f"[Errno 28] cannot write {file}: No space left on device") and found[1] == ""
     assert not (tmp_path / "out").exists()
