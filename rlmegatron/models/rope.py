@@ -57,14 +57,9 @@ class Rope:
         """Long waves are stretched, short ones kept, those between blended (Llama 3.1)."""
         import torch
 
+        low, high, positions = self.low_freq_factor, self.high_freq_factor, self.original_positions
         waves = 2 * math.pi / plain
-        longest, shortest = (
-            self.original_positions / self.low_freq_factor,
-            self.original_positions / self.high_freq_factor,
-        )
-        smooth = (self.original_positions / waves - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
+        smooth = (positions / waves - low) / (high - low)
         blended = (1 - smooth) * plain / self.factor + smooth * plain
         short_or_blended = torch.where(waves < positions / high, plain, blended)
         return torch.where(waves > positions / low, plain / self.factor, short_or_blended)
