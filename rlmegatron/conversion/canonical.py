@@ -116,7 +116,10 @@ def canonical_groups(arch: Architecture, topology: Topology, *, dtype: str) -> l
         rule = rules[name]
         assert tuple(item.data.shape) == rule.local_shape(1), f"{name}: Megatron has {tuple(item.data.shape)}"
         entries.setdefault(group, []).append(Entry(rule, item, tuple(item.data.shape), item.data.dtype))
-    return [Group(name, tuple(found), tuple(objects.get(name, ()))) for name, found in entries.items()]
+    found = {entry.rule.parameter for group in entries.values() for entry in group}
+    missing = {rule.parameter for rule in rules.values() if not rule.copy} - found
+    assert not missing, f"Megatron's checkpoints have no {sorted(missing)[:5]}"
+    return [Group(name, tuple(parts), tuple(objects.get(name, ()))) for name, parts in entries.items()]
 
 
 def _group_of(name: str) -> str:

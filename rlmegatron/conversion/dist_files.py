@@ -7,7 +7,8 @@ In: groups of the canonical model. Out: files that Megatron reads at any layout.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,22 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo, _StoragePrefix
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo, _StoragePrefix
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
 
 from rlmegatron.conversion.canonical import Group, checkpoint_state
-from rlmegatron.models.dist_checkpoint import COMMON_FILE, check_shapes, read_metadata
+from rlmegatron.conversion.storage_reader import StorageReader
+from rlmegatron.models.dist_checkpoint import (
+    COMMON_FILE,
+    DATA_SUFFIX,
+    METADATA_FILE,
+    check_shapes,
+    left_out,
+    read_metadata,
+)
 
 
 class DistWriter:
@@ -36,13 +45,11 @@ class DistWriter:
         self._writer = FileSystemWriter(directory, single_file_per_rank=True, sync_files=True, thread_count=1)
 
     def write(self, group: Group, tensors: Mapping[str, Tensor], *, number: int) -> list[Any]:
-        """Write the `number`-th group; the answer goes to `finish`. Raises OSError that names the directory."""
+        """Write the `number`-th group; the answer goes to `finish`. OSErrors name the file."""
         planner, plan = _plan(checkpoint_state(group.shards(tensors)) | group.packed_objects())
         plan = replace(plan, storage_data=_StoragePrefix(f"__{number}_"))
-        try:
+        with self._explaining(f"__{number}_0{DATA_SUFFIX}"):
             results = self._writer.write_data(plan, planner).wait()
-        except OSError as error:
-            raise OSError(error.errno, f"cannot write {group.name}: {error.strerror}", str(self.directory)) from None
         return [_to_json(result) for result in results]
 
     def finish(self, groups: Sequence[Group], written: Sequence[list[Any]]) -> None:
@@ -50,9 +57,20 @@ class DistWriter:
         plans = [_plan(checkpoint_state(group.shards()) | group.packed_objects())[1] for group in groups]
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
         _, metadata = planner.create_global_plan(plans)
-        torch.save({}, self.directory / COMMON_FILE)
-        save_config(CheckpointingConfig("torch_dist", 1), str(self.directory))
-        self._writer.finish(metadata, [[_from_json(item) for item in results] for results in written])
+        with self._explaining(METADATA_FILE):
+            torch.save({}, self.directory / COMMON_FILE)
+            save_config(CheckpointingConfig("torch_dist", 1), str(self.directory))
+            self._writer.finish(metadata, [[_from_json(item) for item in results] for results in written])
+
+    @contextmanager
+    def _explaining(self, file: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            cause = error if isinstance(error, OSError) else error.__context__  # torch.save hides it behind its own
+            if not isinstance(cause, OSError):
+                raise
+            raise OSError(cause.errno, f"cannot write it: {cause.strerror}", str(self.directory / file)) from None
 
 
 class DistReader:
@@ -61,12 +79,14 @@ class DistReader:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.metadata = read_metadata(directory)
-        self._reader = _Reader(directory, self.metadata)
+        self._reader = StorageReader(directory, self.metadata)
 
-    def check(self, groups: Sequence[Group]) -> None:
-        """ValueError names what is missing or of another shape."""
-        for group in groups:
-            check_shapes(self.directory, self.metadata, group.shards())
+    def check(self, groups: Sequence[Group]) -> list[str]:
+        """What is left out, a line each; ValueError names what is missing, of another shape or not of this model."""
+        wanted = [shard for group in groups for shard in group.shards()]
+        rows = [entry.rule.parts[0].shape[0] for group in groups for entry in group.entries if entry.rule.padded]
+        check_shapes(self.directory, self.metadata, wanted, vocab_size=max(rows))
+        return left_out(self.directory, self.metadata, {shard.key for shard in wanted})
 
     def fill(self, group: Group, tensors: Mapping[str, Tensor]) -> None:
         """Read a group into `tensors`; rows of vocabulary padding that the checkpoint lacks become 0."""
@@ -84,17 +104,6 @@ class DistReader:
         stored = self.metadata.state_dict_metadata[shard.key]
         assert isinstance(stored, TensorStorageMetadata), f"{shard.key} has been checked"
         return replace(shard, global_shape=tuple(stored.size))
-
-
-class _Reader(FileSystemReader):
-    """Reads the metadata once."""
-
-    def __init__(self, directory: Path, metadata: Metadata) -> None:
-        super().__init__(directory)
-        self._metadata = metadata
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        return self._metadata
 
 
 def _plan(state: dict[str, Any]) -> tuple[MCoreSavePlanner, SavePlan]:

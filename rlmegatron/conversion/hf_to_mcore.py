@@ -7,13 +7,14 @@ carries tokenizer and config.json along. Any number of processes share the layer
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rlmegatron.conversion.canonical import Entry, Group, canonical_groups
+from rlmegatron.conversion.canonical import Group, canonical_groups
 from rlmegatron.conversion.dist_files import DistReader, DistWriter
 from rlmegatron.conversion.journal import Journal
 from rlmegatron.conversion.share import Progress, Share
@@ -22,54 +23,88 @@ from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.groups import Topology
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.decoder_rules import EMBEDDING, HEAD
-from rlmegatron.models.export import write_companions
-from rlmegatron.models.load import fill, slices
+from rlmegatron.models.dist_checkpoint import is_dist_checkpoint
+from rlmegatron.models.export import CONFIG_FILE, write_companions
+from rlmegatron.models.load import slices
+from rlmegatron.models.rules import Piece, Rule
 from rlmegatron.models.source import SafetensorsDirectory
 from rlmegatron.models.table import read_architecture
+
+_BYTES_AT_ONCE = 1 << 27
 
 
 def convert(world: World, topology: Topology, *, hf: Path, out: Path, dtype: str, verify: bool, say: Progress) -> None:
     """Collective. A stopped conversion goes on where it stood; RankFailure on every rank where any rank fails."""
     world.lead(lambda: say.lines(_check(hf)))
-    arch = read_architecture(str(hf))
-    source = SafetensorsDirectory(hf, fp8_block=arch.fp8_block)
-    groups, journal = canonical_groups(arch, topology, dtype=dtype), Journal(out)
+    arch, source, groups = world.settle("the start", lambda: _plan(hf, topology, dtype))
+    journal = Journal(out)
     world.lead(lambda: _open(journal, source, groups, dtype))
     writer = DistWriter(journal.partial)
 
     def write(number: int, group: Group) -> None:
         tensors = group.empty_tensors()
         for entry in group.entries:
-            fill(tensors[entry.rule.parameter], entry.rule, source, size=1, rank=0)
+            _fill(tensors[entry.rule.parameter], entry.rule, source)
             say.advance(entry.num_bytes)
         source.release()
         journal.note(number, writer.write(group, tensors, number=number))
 
-    share = Share(world, groups, done=journal.has)
-    world.settle("the conversion", lambda: share.each(write, say.bar("converting")))
-    world.lead(lambda: writer.finish(groups, [journal.result(number) for number in range(len(groups))]))
+    Share(world, journal, groups).each("conversion", write, say)
+    world.lead(lambda: _complete(journal, writer, groups))
     if verify:
-        reader = DistReader(journal.partial)
-        everything = Share(world, groups, done=lambda _: False)
-        compare = Comparison(source, reader, say)
-        world.settle("the verification", lambda: everything.each(compare.group, say.bar("verifying")))
+        compare = Comparison(source, journal, say)
+        Share(world, journal, groups, again=True).each("verification", compare.group, say)
     world.lead(lambda: _finish(journal, hf, arch, dtype))
 
 
 def _check(hf: Path) -> list[str]:
     """Everything that can be wrong with the source; what is left out of it, a line each."""
     arch = read_architecture(str(hf))
+    if is_dist_checkpoint(hf):
+        raise ValueError(f"{hf} is a Megatron checkpoint; --hf takes a Hugging Face directory with safetensors")
     source = SafetensorsDirectory(hf, fp8_block=arch.fp8_block)
     parts = [part for rule in arch.parameter_rules(1) for part in rule.parts]
     return source.expect(parts, arch.dropped, copies={HEAD: EMBEDDING} if arch.tied_embeddings else None)
 
 
-def _open(journal: Journal, source: SafetensorsDirectory, groups: list[Group], dtype: str) -> None:
-    journal.open({"from": str(source.directory.resolve()), "files": source.fingerprint(), "dtype": dtype})
+def _plan(hf: Path, topology: Topology, dtype: str) -> tuple[Architecture, SafetensorsDirectory, list[Group]]:
+    arch = read_architecture(str(hf))
+    return arch, SafetensorsDirectory(hf, fp8_block=arch.fp8_block), canonical_groups(arch, topology, dtype=dtype)
+
+
+def _open(journal: Journal, source: SafetensorsDirectory, groups: Sequence[Group], dtype: str) -> None:
+    config = (source.directory / CONFIG_FILE).stat()
+    files = {**source.fingerprint(), CONFIG_FILE: [config.st_size, config.st_mtime_ns]}
+    journal.open({"--hf": str(source.directory.resolve()), "--dtype": dtype, **files})
     needed = sum(group.num_bytes for number, group in enumerate(groups) if not journal.has(number))
     free = shutil.disk_usage(journal.partial).free
     if needed > free:
         raise OSError(f"{journal.partial}: the checkpoint needs {needed:,} bytes, the disk has {free:,} left")
+
+
+def _strips(rule: Rule) -> Iterator[Piece]:
+    """The pieces of the whole parameter, cut into rows that are read at once."""
+    for piece in rule.pieces(size=1, rank=0):
+        ((low, high), *inner), ((start, _), *inner_target) = piece.source, piece.target
+        step = max(1, _BYTES_AT_ONCE // max(1, 4 * prod(stop - first for first, stop in inner)))
+        for row in range(low, high, step):
+            stop, shift = min(row + step, high), start - low
+            yield Piece(piece.name, ((row, stop), *inner), ((row + shift, stop + shift), *inner_target))
+
+
+def _fill(tensor: Tensor, rule: Rule, source: SafetensorsDirectory) -> None:
+    """A whole parameter; rows of vocabulary padding become 0."""
+    if rule.padded:
+        tensor.zero_()
+    shapes = {part.name: part.shape for part in rule.parts}
+    for strip in _strips(rule):
+        tensor[slices(strip.target)] = source.read(strip.name, strip.source, shapes[strip.name])
+
+
+def _complete(journal: Journal, writer: DistWriter, groups: Sequence[Group]) -> None:
+    """Make the files a checkpoint, and read what that says of itself."""
+    writer.finish(groups, [journal.result(number) for number in range(len(groups))])
+    DistReader(journal.partial).check(groups)
 
 
 def _finish(journal: Journal, hf: Path, arch: Architecture, dtype: str) -> None:
@@ -80,24 +115,33 @@ def _finish(journal: Journal, hf: Path, arch: Architecture, dtype: str) -> None:
 class Comparison:
     """Whether a checkpoint holds, bit for bit, what the source says in the checkpoint's type."""
 
-    def __init__(self, source: SafetensorsDirectory, reader: DistReader, say: Progress) -> None:
-        self._source, self._reader, self._say = source, reader, say
+    def __init__(self, source: SafetensorsDirectory, journal: Journal, say: Progress) -> None:
+        self._source, self._journal, self._say = source, journal, say
+        self._reader = DistReader(journal.partial)
 
-    def group(self, _: int, group: Group) -> None:
-        """ValueError names the first tensor that differs."""
+    def group(self, number: int, group: Group) -> None:
+        """ValueError names the first tensor that differs; its group is no longer taken for finished."""
         tensors = group.empty_tensors()
         self._reader.fill(group, tensors)
         for entry in group.entries:
-            self._entry(entry, tensors)
+            differs = self._difference(entry.rule, tensors[entry.rule.parameter])
+            if differs is not None:
+                self._journal.forget(number)
+                raise ValueError(
+                    f"{self._reader.directory}: {entry.rule.parameter} is not {differs}; the same command writes "
+                    f"{group.name} anew"
+                )
             self._say.advance(entry.num_bytes)
         self._source.release()
 
-    def _entry(self, entry: Entry, tensors: Mapping[str, Tensor]) -> None:
-        found, shapes = tensors[entry.rule.parameter], {part.name: part.shape for part in entry.rule.parts}
-        for piece in entry.rule.pieces(size=1, rank=0):
-            expected = self._source.read(piece.name, piece.source, shapes[piece.name]).to(found.dtype)
-            if not torch.equal(_bits(found[slices(piece.target)]), _bits(expected)):
-                raise ValueError(f"{self._reader.directory}: {entry.rule.parameter} differs from {piece.name}")
+    def _difference(self, rule: Rule, found: Tensor) -> str | None:
+        """What should be there bit for bit and is not, if anything."""
+        shapes = {part.name: part.shape for part in rule.parts}
+        for strip in _strips(rule):
+            expected = self._source.read(strip.name, strip.source, shapes[strip.name]).to(found.dtype)
+            if not torch.equal(_bits(found[slices(strip.target)]), _bits(expected)):
+                return strip.name
+        return "0 in its padding" if rule.padded and found[rule.parts[0].shape[0] :].any() else None
 
 
 def _bits(tensor: Tensor) -> Tensor:

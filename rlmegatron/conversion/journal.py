@@ -6,24 +6,28 @@ on with, and that only `finish` gives its name. Written by any number of process
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _FOLDER = ".conversion"
-_IDENTITY = "identity.json"
+_IDENTITY = "identity"
+_CALLED_OFF = "called_off"
 
 
 class Journal:
-    """`partial` is where the files go; `is_new` says after `open` whether nothing was there before."""
+    """`partial` is where the files go; `has`, `note` and `result` take the number of a group, or a name."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.partial = out, out.with_name(out.name + ".partial")
+        self.out = Path(os.path.abspath(out))
+        self.partial = self.out.parent / f"{self.out.name}.partial"
         self._folder = self.partial / _FOLDER
-        self.is_new = True
+        self._lock: IO[str] | None = None
 
     def open(self, identity: Mapping[str, Any]) -> None:
         """Begin, or go on; ValueError where something else stands at either path. On one process alone."""
@@ -31,50 +35,79 @@ class Journal:
             raise ValueError(f"{self.out} exists already; delete it or give another --out")
         if not self.partial.exists():
             self._folder.mkdir(parents=True)
-            _write(self._folder / _IDENTITY, dict(identity))
-            return
-        found = _read(self._folder / _IDENTITY)
+        if not self._folder.is_dir():
+            raise ValueError(f"{self.partial} is no unfinished conversion; delete it or give another --out")
+        self._lock_out_others()
+        self._entry(_CALLED_OFF).unlink(missing_ok=True)
+        if not self.has(_IDENTITY):
+            self.note(_IDENTITY, dict(identity))
+        found = self.result(_IDENTITY)
         if found != dict(identity):
-            changed = [key for key in identity if not isinstance(found, dict) or found.get(key) != identity[key]]
+            found = found if isinstance(found, dict) else {}
+            changed = ", ".join(sorted(key for key in {**found, **identity} if found.get(key) != identity.get(key)))
             raise ValueError(
-                f"{self.partial} is an unfinished conversion of something else ({', '.join(changed)} differ); "
-                "delete it or give another --out"
+                f"{self.partial} is an unfinished conversion of something else (changed: {changed}); delete it or give "
+                "another --out"
             )
-        self.is_new = False
 
-    def has(self, number: int) -> bool:
-        """Whether a group is finished."""
-        return self._entry(number).is_file()
+    def has(self, item: int | str) -> bool:
+        """Whether it is finished."""
+        return self._entry(item).is_file()
 
-    def note(self, number: int, result: Any) -> None:
-        """A group is finished: its files are on disk."""
-        _write(self._entry(number), result)
+    def note(self, item: int | str, result: Any) -> None:
+        """It is finished: what it wrote is on the disk itself, not only on its way there."""
+        path = self._entry(item)
+        temporary = path.with_name(path.name + ".new")
+        with temporary.open("w") as file:
+            json.dump(result, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
 
-    def result(self, number: int) -> Any:
-        """What was noted for a group."""
-        return _read(self._entry(number))
+    def result(self, item: int | str) -> Any:
+        """What was noted for it."""
+        path = self._entry(item)
+        try:
+            return json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: cannot be read ({error}); delete {self.partial} to start again") from None
+
+    def forget(self, item: int | str) -> None:
+        """It has to be done once more."""
+        self._entry(item).unlink(missing_ok=True)
+
+    def call_off(self) -> None:
+        """Tell the other processes that the conversion has failed."""
+        with contextlib.suppress(OSError):  # the disk may be full: then they will soon find out themselves
+            self._entry(_CALLED_OFF).touch()
+
+    def is_called_off(self) -> bool:
+        """Whether a process has failed."""
+        return self._entry(_CALLED_OFF).exists()
 
     def finish(self) -> None:
         """Give the directory its name. On one process alone, after every group."""
-        shutil.rmtree(self._folder)
+        for path in [*filter(Path.is_file, self.partial.rglob("*")), self.partial]:
+            _sync(path)
         self.partial.rename(self.out)
+        _sync(self.out.parent)
+        shutil.rmtree(self.out / _FOLDER)
 
-    def _entry(self, number: int) -> Path:
-        return self._folder / f"{number}.json"
+    def _entry(self, item: int | str) -> Path:
+        return self._folder / f"{item}.json"
+
+    def _lock_out_others(self) -> None:
+        """As long as this process lives: two would write into each other's files."""
+        self._lock = (self._folder / "lock").open("w")
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise ValueError(f"another process is writing {self.partial}; wait for it or give another --out") from None
 
 
-def _write(path: Path, value: Any) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-
-
-def _read(path: Path) -> Any:
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}); delete {path.parents[1]} to start again") from None
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -6,11 +6,13 @@ model. Out: safetensors with an index, and those files. Any number of processes 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from rlmegatron.conversion.canonical import Entry, Group, canonical_groups
+from rlmegatron.conversion.canonical import Group, canonical_groups
 from rlmegatron.conversion.dist_files import DistReader
 from rlmegatron.conversion.journal import Journal
 from rlmegatron.conversion.share import Progress, Share
@@ -18,12 +20,15 @@ from rlmegatron.distributed.world import World
 from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.groups import Topology
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.dist_checkpoint import METADATA_FILE
-from rlmegatron.models.export import write_companions
+from rlmegatron.models.dist_checkpoint import METADATA_FILE, is_dist_checkpoint, read_metadata
+from rlmegatron.models.export import CONFIG_FILE, write_companions
 from rlmegatron.models.load import slices
+from rlmegatron.models.rules import Rule
 from rlmegatron.models.safetensors_writer import SafetensorsWriter
 from rlmegatron.models.stream import checkpoint_tensors
 from rlmegatron.models.table import read_architecture
+
+_FILES = "files"
 
 
 def convert(
@@ -39,55 +44,70 @@ def convert(
 ) -> None:
     """Collective. A stopped conversion goes on where it stood; RankFailure on every rank where any rank fails."""
     world.lead(lambda: _check(mcore, hf_config))
-    arch = read_architecture(str(hf_config))
-    groups, reader, journal = canonical_groups(arch, topology, dtype=dtype), DistReader(mcore), Journal(out)
-    writer = SafetensorsWriter(
-        journal.partial, checkpoint_tensors(arch.parameter_rules(1), DTYPES[dtype]), bytes_per_file=bytes_per_file
-    )
-    world.lead(lambda: _open(journal, reader, groups, writer, dtype))
-    if not world.is_lead:
-        writer.open()
+    arch, reader, groups = world.settle("the start", lambda: _plan(mcore, hf_config, topology, dtype))
+    world.lead(lambda: say.lines(reader.check(groups)))
+    journal, tensors = Journal(out), checkpoint_tensors(arch.parameter_rules(1), DTYPES[dtype])
+    writer = SafetensorsWriter(journal.partial, tensors, bytes_per_file=bytes_per_file)
+    world.lead(lambda: _open(journal, reader, hf_config, writer, dtype))
+    world.settle("the start", writer.open)
 
     def write(number: int, group: Group) -> None:
         tensors = group.empty_tensors()
         reader.fill(group, tensors)
         for entry in group.entries:
-            _write_parts(entry, tensors[entry.rule.parameter], writer)
+            for name, tensor in _parts(entry.rule, tensors[entry.rule.parameter]):
+                writer.write(name, tensor)
             say.advance(entry.num_bytes)
+        writer.close()
         journal.note(number, None)
 
-    share = Share(world, groups, done=journal.has)
-    world.settle("the conversion", lambda: share.each(write, say.bar("converting")))
-    writer.close()
+    Share(world, journal, groups).each("conversion", write, say)
     world.lead(lambda: _finish(journal, hf_config, arch, dtype))
 
 
 def _check(mcore: Path, hf_config: Path) -> None:
-    if not (mcore / METADATA_FILE).is_file():
-        raise ValueError(f"{mcore} has no {METADATA_FILE}: it is no Megatron checkpoint, or an unfinished one")
+    """The commonest mistakes, told before anything is read."""
+    if not is_dist_checkpoint(mcore):
+        inside = sorted(path.parent.name for path in mcore.glob(f"*/{METADATA_FILE}"))
+        hint = f"; did you mean {mcore / inside[0]}?" if inside else ""
+        raise ValueError(f"{mcore} is no Megatron checkpoint: it has no {METADATA_FILE}{hint}")
+    if not (hf_config / CONFIG_FILE).is_file():
+        raise ValueError(f"{hf_config} has no {CONFIG_FILE}; give --hf-config a directory that belongs to the model")
     read_architecture(str(hf_config))
+    read_metadata(mcore)
 
 
-def _open(journal: Journal, reader: DistReader, groups: list[Group], writer: SafetensorsWriter, dtype: str) -> None:
-    reader.check(groups)
-    stat = (reader.directory / METADATA_FILE).stat()
-    journal.open({"from": str(reader.directory.resolve()), "files": [stat.st_size, stat.st_mtime_ns], "dtype": dtype})
-    if journal.is_new:
+def _plan(mcore: Path, hf_config: Path, topology: Topology, dtype: str) -> tuple[Architecture, DistReader, list[Group]]:
+    arch = read_architecture(str(hf_config))
+    return arch, DistReader(mcore), canonical_groups(arch, topology, dtype=dtype)
+
+
+def _open(journal: Journal, reader: DistReader, hf_config: Path, writer: SafetensorsWriter, dtype: str) -> None:
+    """Reserve the files, unless a stopped conversion has done so to the end."""
+    stats = {path.name: path.stat() for path in (reader.directory / METADATA_FILE, hf_config / CONFIG_FILE)}
+    files = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+    journal.open({"--mcore": str(reader.directory.resolve()), "--dtype": dtype, **files})
+    if not journal.has(_FILES):
+        for left in journal.partial.glob("*.safetensors*"):
+            left.unlink()
         writer.create()
-    else:
-        writer.open()
+        journal.note(_FILES, None)
 
 
-def _write_parts(entry: Entry, tensor: torch.Tensor, writer: SafetensorsWriter) -> None:
-    """The Hugging Face tensors of one parameter; a second home of a tensor writes nothing."""
-    if entry.rule.copy:
+def _parts(rule: Rule, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The Hugging Face tensors of one parameter; a second home of a tensor has none."""
+    if rule.copy:
         return
-    for part in entry.rule.parts:
+    pieces = list(rule.pieces(size=1, rank=0))
+    for part in rule.parts:
+        mine = [piece for piece in pieces if piece.name == part.name]
+        if len(mine) == 1:  # a view, as the vocabulary should not be there twice
+            yield part.name, tensor[slices(mine[0].target)]
+            continue
         whole = torch.empty(part.shape, dtype=tensor.dtype)
-        for piece in entry.rule.pieces(size=1, rank=0):
-            if piece.name == part.name:
-                whole[slices(piece.source)] = tensor[slices(piece.target)]
-        writer.write(part.name, whole)
+        for piece in mine:
+            whole[slices(piece.source)] = tensor[slices(piece.target)]
+        yield part.name, whole
 
 
 def _finish(journal: Journal, hf_config: Path, arch: Architecture, dtype: str) -> None:

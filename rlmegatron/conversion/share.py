@@ -1,7 +1,7 @@
 """How processes share the groups of a conversion, and what the first of them shows of it.
 
-In: groups and who is done. Out: work done group by group, with a progress bar and the time that is left. Must never
-know what the work is.
+In: groups, and a journal that knows which are done. Out: work done group by group, with a progress bar and the time
+that is left. Must never know what the work is.
 """
 
 from __future__ import annotations
@@ -13,36 +13,32 @@ from typing import Any
 from tqdm import tqdm
 
 from rlmegatron.conversion.canonical import Group
+from rlmegatron.conversion.journal import Journal
 from rlmegatron.distributed.world import World
 
-_SECONDS_BETWEEN_LINES = 10.0  # where nobody watches, a bar is one line each time it moves
+_SECONDS_BETWEEN_LINES = 10.0  # where nobody watches, the bar is shown again each time so much has passed
 
 
 class Progress:
     """A bar and lines on standard error, on rank 0 alone."""
 
     def __init__(self, world: World, *, is_shown: bool = True) -> None:
-        self._world, self._is_shown = world, is_shown and world.is_lead
+        self._is_shown = is_shown and world.is_lead
+        self._share = "" if world.size == 1 else f" (rank 0 of {world.size})"
         self._bar: Any = None
-        self._title = ""
 
-    def bar(self, title: str) -> Callable[[int], None]:
-        """What starts the bar of a phase, given its bytes."""
-        share = "" if self._world.size == 1 else f" (rank 0 of {self._world.size})"
-
-        def start(num_bytes: int) -> None:
-            self.stop()
-            self._bar = tqdm(
-                total=num_bytes,
-                desc=title + share,
-                unit="B",
-                unit_scale=True,
-                unit_divisor=1024,
-                disable=not self._is_shown,
-                mininterval=0.1 if sys.stderr.isatty() else _SECONDS_BETWEEN_LINES,
-            )
-
-        return start
+    def start(self, phase: str, num_bytes: int) -> None:
+        """A phase begins, in which so much is to be done."""
+        self.stop()
+        self._bar = tqdm(
+            total=num_bytes,
+            desc=phase + self._share,
+            unit="B",
+            unit_scale=True,
+            unit_divisor=1024,
+            disable=not self._is_shown,
+            mininterval=0.1 if sys.stderr.isatty() else _SECONDS_BETWEEN_LINES,
+        )
 
     def advance(self, num_bytes: int) -> None:
         """So much more is done."""
@@ -62,14 +58,25 @@ class Progress:
 
 
 class Share:
-    """The groups that this rank has yet to do: every size-th of those that are left."""
+    """The groups that this rank has yet to do: every size-th of those that are left, or of all with `again`."""
 
-    def __init__(self, world: World, groups: Sequence[Group], *, done: Callable[[int], bool]) -> None:
-        left = world.lead(lambda: [number for number in range(len(groups)) if not done(number)])
+    def __init__(self, world: World, journal: Journal, groups: Sequence[Group], *, again: bool = False) -> None:
+        self._world, self._journal = world, journal
+        left = world.lead(lambda: [number for number in range(len(groups)) if again or not journal.has(number)])
         self._mine = [(number, groups[number]) for number in left[world.rank :: world.size]]
 
-    def each(self, work: Callable[[int, Group], None], start_bar: Callable[[int], None]) -> None:
-        """Do them one after the other."""
-        start_bar(sum(group.num_bytes for _, group in self._mine))
+    def each(self, phase: str, work: Callable[[int, Group], None], say: Progress) -> None:
+        """Do them one after the other. Collective; when one rank fails, the others end with the group they are at."""
+        say.start(phase, sum(group.num_bytes for _, group in self._mine))
+        self._world.settle(f"the {phase}", lambda: self._each(work))
+        say.stop()
+
+    def _each(self, work: Callable[[int, Group], None]) -> None:
         for number, group in self._mine:
-            work(number, group)
+            if self._journal.is_called_off():
+                return
+            try:
+                work(number, group)
+            except BaseException:
+                self._journal.call_off()
+                raise

@@ -1,4 +1,4 @@
-"""Attention and RMSNorm for Megatron's local layer specs, where Transformer Engine is absent.
+"""Attention and RMSNorm for Megatron's layer specs: what the local ones lack where Transformer Engine is absent.
 
 In: packed queries, keys and values [T, heads, head size] with cumulative lengths. Out: the same attention that
 Transformer Engine's `thd` format computes. Exact, not approximate; must never look at the config beyond its sizes.
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
@@ -77,6 +78,17 @@ class PackedAttention(nn.Module):
             enable_gqa=query.shape[2] != key.shape[2],
         )
         return out.transpose(1, 2)[keep]
+
+
+class LatentAttention(MLASelfAttention):
+    """Multi-head latent attention of exactly the modules that its layer spec names.
+
+    From 0.19 on, Megatron-Core puts a norm before queries that are not compressed, which no published model has.
+    """
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        names = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj", "q_layernorm", "kv_layernorm")
+        return {name: getattr(submodules, name) for name in names}
 
 
 def length_buckets(cu_seqlens: Tensor, chunk: int) -> list[tuple[Tensor, Tensor]]:

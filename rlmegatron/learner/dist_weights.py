@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensorFactory
 from torch import nn
@@ -16,14 +17,32 @@ from torch import nn
 from rlmegatron.models.dist_checkpoint import check_shapes, read_metadata
 
 
-def load_dist_checkpoint(chunks: Sequence[Any], directory: str) -> None:
-    """Raises ValueError, on every rank alike, for a checkpoint that is unfinished, broken or of another model."""
-    metadata = read_metadata(directory)
+def load_dist_checkpoint(chunks: Sequence[Any], directory: str, *, vocab_size: int = 0) -> None:
+    """Raises ValueError, on every rank alike, for a checkpoint that is unfinished, broken or of another model.
+
+    `vocab_size` counts the tokens that there are; rows of padding that the checkpoint lacks become 0.
+    """
     state = {f"chunk_{number}": _weights(chunk) for number, chunk in enumerate(chunks)}
-    check_shapes(directory, metadata, _shards(state))
+    _check(directory, list(_shards(state)), vocab_size)
+    for shard in _shards(state):
+        if shard.allow_shape_mismatch:
+            shard.data.detach().zero_()
     loaded = dist_checkpointing.load(state, directory)
     for number, chunk in enumerate(chunks):
         _take(chunk, loaded[f"chunk_{number}"])
+
+
+def _check(directory: str, wanted: list[Any], vocab_size: int) -> None:
+    """The stages want different tensors: what one of them misses, all have to hear of."""
+    fault = None
+    try:
+        check_shapes(directory, read_metadata(directory), wanted, vocab_size=vocab_size)
+    except (ValueError, OSError) as error:
+        fault = str(error)
+    faults: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(faults, fault)
+    for fault in filter(None, faults):
+        raise ValueError(fault)
 
 
 def _weights(chunk: Any) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.post_training.modelopt.layers import Linear
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from rlmegatron.config.schema import ModelConfig
-from rlmegatron.learner.attention import PackedAttention, RMSNorm
+from rlmegatron.learner.attention import LatentAttention, PackedAttention, RMSNorm
 from rlmegatron.learner.router import Router
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.rules import Stage
@@ -47,7 +48,7 @@ def block_spec(
 def engine_layer_spec(arch: Architecture, *, is_moe: bool) -> ModuleSpec:
     """One layer of Transformer Engine's modules; norms are fused into the linear that follows where it allows."""
     spec = get_gpt_layer_with_transformer_engine_spec(**_kind(arch, is_moe=is_moe), moe_grouped_gemm=is_moe)
-    return _with_router(spec, arch, is_moe=is_moe)
+    return _completed(spec, arch, is_moe=is_moe)
 
 
 def local_layer_spec(arch: Architecture, *, is_moe: bool, attention_chunk: int) -> ModuleSpec:
@@ -59,11 +60,11 @@ def local_layer_spec(arch: Architecture, *, is_moe: bool, attention_chunk: int) 
     if arch.latent:
         # Cut over tensor parallelism, as the local spec has them, the gradient of the keys' rotary part is not summed.
         attention.linear_q_down_proj = attention.linear_kv_down_proj = Linear
-        attention.q_layernorm = attention.kv_layernorm = RMSNorm
+        attention.q_layernorm, attention.kv_layernorm = RMSNorm if arch.latent.q_rank else IdentityOp, RMSNorm
     elif arch.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     spec.submodules.sharded_state_dict_keys_map = _names_in_checkpoints(arch, is_moe=is_moe)
-    return _with_router(spec, arch, is_moe=is_moe)
+    return _completed(spec, arch, is_moe=is_moe)
 
 
 def _names_in_checkpoints(arch: Architecture, *, is_moe: bool) -> dict[str, str]:
@@ -84,8 +85,13 @@ def _kind(arch: Architecture, *, is_moe: bool) -> dict[str, Any]:
     }
 
 
-def _with_router(spec: ModuleSpec, arch: Architecture, *, is_moe: bool) -> ModuleSpec:
+def _completed(spec: ModuleSpec, arch: Architecture, *, is_moe: bool) -> ModuleSpec:
+    """With our latent attention and our router, whatever the other modules are."""
+    if arch.latent:
+        spec.submodules.self_attention.module = LatentAttention
     if is_moe and arch.experts:
-        submodules: MoESubmodules = spec.submodules.mlp.submodules
+        mlp = spec.submodules.mlp
+        # From 0.18 on, Megatron describes an MLP by a partial call in place of a spec.
+        submodules: MoESubmodules = mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
         submodules.router = partial(Router, experts=arch.experts)
     return spec

@@ -7,8 +7,10 @@ Must never let a checkpoint run code: the pickled `.metadata` may name the class
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ COMMON_FILE = "common.pt"
 DATA_SUFFIX = ".distcp"
 PATTERNS = (METADATA_FILE, CONFIG_FILE, COMMON_FILE, f"*{DATA_SUFFIX}")
 """The files of such a checkpoint, as shell patterns."""
+
+_MODEL = ("embedding.", "decoder.", "output_layer.")
 
 _DCP = "torch.distributed.checkpoint."
 _METADATA_CLASSES = (
@@ -106,23 +110,42 @@ def _check_files(path: Path, storage: Mapping[Any, Any]) -> None:
             )
 
 
-def check_shapes(directory: str | Path, metadata: Metadata, wanted: Iterable[Any]) -> None:
+def check_shapes(directory: str | Path, metadata: Metadata, wanted: Iterable[Any], *, vocab_size: int) -> None:
     """Hold a checkpoint to Megatron's description of tensors; one ValueError names what is missing or does not fit."""
     faults = []
-    for shard in wanted:
+    for shard in {shard.key: shard for shard in wanted}.values():  # all of a key have one global shape
         stored = metadata.state_dict_metadata.get(shard.key)
         if not isinstance(stored, TensorStorageMetadata):
             faults.append(f"has no tensor {shard.key}")
-        elif not _fits(tuple(stored.size), shard):
+        elif not _fits(tuple(stored.size), shard, vocab_size):
             faults.append(f"{shard.key} has shape {list(stored.size)}, config.json says {list(shard.global_shape)}")
-    faults = list(dict.fromkeys(faults))
+        elif sum(prod(chunk.sizes) for chunk in stored.chunks) != prod(stored.size):
+            faults.append(f"holds {shard.key} in part")
     if faults:
         more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""
         raise ValueError(f"{directory}: {'; '.join(faults[:5])}{more}")
 
 
-def _fits(stored: tuple[int, ...], shard: Any) -> bool:
+def left_out(directory: str | Path, metadata: Metadata, wanted: Collection[str]) -> list[str]:
+    """What a checkpoint holds beside the tensors `wanted`, a line each; ValueError names what belongs to no such model.
+
+    An optimizer's state is expected there, but a decoder's tensor that nobody wants means another model.
+    """
+    spare = [
+        key
+        for key, stored in metadata.state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata) and key not in wanted
+    ]
+    foreign = [key for key in spare if key.startswith(_MODEL)]
+    if foreign:
+        more = f" (and {len(foreign) - 5} more)" if len(foreign) > 5 else ""
+        raise ValueError(f"{directory}: holds what the model of config.json has not: {', '.join(foreign[:5])}{more}")
+    counts = Counter("the optimizer" if "optimizer" in key.split(".") else key.split(".")[0] for key in spare)
+    return [f"left out {count} tensor{'s' * (count > 1)} of {name}" for name, count in counts.items()]
+
+
+def _fits(stored: tuple[int, ...], shard: Any, vocab_size: int) -> bool:
     """A padded vocabulary may have another number of rows, but never fewer than the tokens that there are."""
     if stored == tuple(shard.global_shape):
         return True
-    return bool(shard.allow_shape_mismatch) and stored[1:] == tuple(shard.global_shape[1:])
+    return bool(shard.allow_shape_mismatch) and stored[1:] == tuple(shard.global_shape[1:]) and stored[0] >= vocab_size

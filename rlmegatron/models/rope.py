@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kind = Literal["default", "linear", "llama3", "yarn"]
-_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +82,46 @@ class Rope:
 
 
 def read_rope(keys: ConfigKeys, *, default_base: float = 10000.0) -> Rope:
-    """Accepts `rope_theta` + `rope_scaling` and transformers 5's `rope_parameters`; every key in it is understood."""
-    parameters, scaling = keys.optional("rope_parameters") or {}, keys.optional("rope_scaling") or {}
-    if not isinstance(parameters, dict) or not isinstance(scaling, dict):
-        raise ValueError("config.json: rope_parameters and rope_scaling must be objects")
-    rope = RopeKeys({**parameters, **scaling})
-    base = float(rope.take("rope_theta", keys.optional("rope_theta") or default_base))
-    keys.optional("rope_theta")
-    kind = str(rope.take("rope_type", rope.take("type", "default")))
-    rope.take("type", None)
-    partial = float(rope.take("partial_rotary_factor", None) or keys.optional("partial_rotary_factor") or 1.0)
-    if partial != 1.0:
-        raise ValueError(f"config.json: partial_rotary_factor = {partial} is not supported; it must be 1")
-    if kind not in _KINDS:
-        raise ValueError(f"config.json: rope type {kind!r} is not supported; supported: {', '.join(_KINDS)}")
+    """Accepts `rope_theta` + `rope_scaling` and transformers 5's `rope_parameters`; every key in it is understood.
+
+    ValueError where two spellings of one thing contradict each other.
+    """
+    rope = RopeKeys(_rope_object(keys))
+    outer_base = keys.positive_number("rope_theta", default_base)
+    base = rope.number("rope_theta", outer_base)
+    if keys.optional("rope_theta") is not None and base != outer_base:
+        raise ValueError(f"config.json: rope_theta is {outer_base} and {base} in rope_parameters; keep one")
+    for partial in (keys.optional("partial_rotary_factor"), rope.take("partial_rotary_factor", None)):
+        if partial not in (None, 1):
+            raise ValueError(f"config.json: partial_rotary_factor = {partial!r} is not supported; it must be 1")
+    kind = _kind(rope)
     found = _SCALINGS[kind](rope, base, keys)
     rope.refuse_the_rest(kind)
     return found
+
+
+def _rope_object(keys: ConfigKeys) -> dict[str, Any]:
+    found = []
+    for name in ("rope_parameters", "rope_scaling"):
+        values = keys.optional(name)
+        if values is not None and not isinstance(values, dict):
+            raise ValueError(f"config.json: {name} must be an object, got {values!r}")
+        if values:
+            found.append(values)
+    if len(found) == 2 and found[0] != found[1]:
+        raise ValueError(f"config.json: rope_parameters = {found[0]} and rope_scaling = {found[1]} differ; keep one")
+    return found[0] if found else {}
+
+
+def _kind(rope: RopeKeys) -> str:
+    """`type` is what older configs call it. Both may be given: Qwen2-VL says mrope in one and default in the other."""
+    given = [kind for key in ("rope_type", "type") if (kind := rope.take(key, None)) is not None]
+    unknown = [kind for kind in given if kind not in _SCALINGS]
+    if unknown:
+        raise ValueError(f"config.json: rope type {unknown[0]!r} is not supported; supported: {', '.join(_SCALINGS)}")
+    if len(set(given)) > 1:
+        raise ValueError(f"config.json: rope_type is {given[0]!r} and type {given[1]!r}; keep one")
+    return str(given[0]) if given else "default"
 
 
 class RopeKeys:
@@ -114,47 +136,66 @@ class RopeKeys:
         return default if value is None else value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number above 0."""
+        """A number above 0; a `default` of 0 allows 0 too."""
         value = self.take(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not (0 < value < math.inf or (value == 0 and default == 0)):
             raise ValueError(f"config.json: rope scaling needs {key}, a number above 0; it has {value!r}")
         return float(value)
 
+    def positions(self, default: float | None = None) -> int:
+        """The length of the context before it was stretched."""
+        value = self.number("original_max_position_embeddings", default)
+        if value != int(value):
+            raise ValueError(f"config.json: original_max_position_embeddings must be a whole number, got {value}")
+        return int(value)
+
     def refuse_the_rest(self, kind: str) -> None:
         """ValueError names what has not been taken and is not null."""
-        left = sorted(key for key, value in self.values.items() if value is not None)
+        left = [f"{key} = {value!r}"[:120] for key, value in sorted(self.values.items()) if value is not None]
         if left:
             raise ValueError(f"config.json: rope scaling {kind!r} has {', '.join(left)}, which is not understood")
 
 
 def _default(rope: RopeKeys, base: float, _: ConfigKeys) -> Rope:
-    rope.take("factor", None)
+    factor = rope.take("factor", 1)
+    if factor != 1:
+        raise ValueError(f"config.json: rope scaling of type 'default' has factor {factor!r}, which would do nothing")
     rope.take("original_max_position_embeddings", None)
     return Rope(base)
 
 
 def _linear(rope: RopeKeys, base: float, _: ConfigKeys) -> Rope:
-    return Rope(base, "linear", rope.number("factor"), int(rope.take("original_max_position_embeddings", 0)))
+    rope.take("original_max_position_embeddings", None)
+    return Rope(base, "linear", rope.number("factor"))
 
 
-def _llama3(rope: RopeKeys, base: float, keys: ConfigKeys) -> Rope:
+def _llama3(rope: RopeKeys, base: float, _: ConfigKeys) -> Rope:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        raise ValueError(
+            f"config.json: rope scaling 'llama3': low_freq_factor {low} must be below high_freq_factor {high}"
+        )
     return Rope(
         base,
         "llama3",
         rope.number("factor"),
-        int(rope.number("original_max_position_embeddings")),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
+        rope.positions(),
+        low_freq_factor=low,
+        high_freq_factor=high,
     )
 
 
 def _yarn(rope: RopeKeys, base: float, keys: ConfigKeys) -> Rope:
     positions = keys.positive("max_position_embeddings")
-    original = int(rope.number("original_max_position_embeddings", positions))
+    original = rope.positions(positions)
     factor = rope.number("factor", positions / original)
-    mscale, all_dim = float(rope.take("mscale", 0.0)), float(rope.take("mscale_all_dim", 0.0))
+    mscale, all_dim = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
     both = mscale and all_dim
     inferred = _mscale(factor, mscale) / _mscale(factor, all_dim) if both else _mscale(factor, 1.0)
+    truncate = rope.take("truncate", True)
+    if not isinstance(truncate, bool):
+        raise ValueError(f"config.json: rope scaling 'yarn': truncate must be true or false, got {truncate!r}")
     return Rope(
         base,
         "yarn",
@@ -162,8 +203,8 @@ def _yarn(rope: RopeKeys, base: float, keys: ConfigKeys) -> Rope:
         original,
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
-        truncate=bool(rope.take("truncate", True)),
-        attention_factor=float(rope.take("attention_factor", inferred)),
+        truncate=truncate,
+        attention_factor=rope.number("attention_factor", inferred),
         mscale_all_dim=all_dim,
     )
 

@@ -131,9 +131,9 @@ class TensorStream:
         return self.layout.places()
 
     def _numel_from(self, place: Place, rule: Rule) -> int:
-        return prod(rule.local_shape(self.layout.cut(rule, place)[0])) if self._sends(place, rule) else 0
+        return prod(rule.local_shape(self.layout.cut(rule, place)[0])) if self.sends(place, rule) else 0
 
-    def _sends(self, place: Place, rule: Rule) -> bool:
+    def sends(self, place: Place, rule: Rule) -> bool:
         """A parameter that several ranks hold alike is sent by the first of them alone."""
         if self.stage_of(rule) != place.pp_rank:
             return False
@@ -145,7 +145,7 @@ class TensorStream:
 
     def _gather(self, bucket: Sequence[Rule], dtype: torch.dtype) -> list[Tensor]:
         place = self._places[self.group.rank()]
-        mine = [self.parameters[rule.parameter].detach() for rule in bucket if self._sends(place, rule)]
+        mine = [self.parameters[rule.parameter].detach() for rule in bucket if self.sends(place, rule)]
         longest = max(sum(self._numel_from(place, rule) for rule in bucket) for place in self._places)
         device = next(iter(self.parameters.values())).device
         flat = torch.zeros(longest, dtype=dtype, device=device)
@@ -164,7 +164,7 @@ class TensorStream:
         for place, flat in zip(self._places, shards, strict=True):
             offset = 0
             for rule in bucket:
-                if not self._sends(place, rule):
+                if not self.sends(place, rule):
                     continue
                 size, rank = self.layout.cut(rule, place)
                 shape = rule.local_shape(size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.machinery
 import sys
 import warnings
@@ -81,6 +82,8 @@ def _adjust_megatron() -> None:
     mla = modules["megatron.core.transformer.multi_latent_attention"]
     if not isinstance(getattr(mla, "TELinear", None), type):
         mla.HAVE_TE = False
+    if mla.Linear is None:  # it needs no Transformer Engine, but from 0.17 on it is imported only beside it
+        mla.Linear = importlib.import_module("megatron.core.post_training.modelopt.layers").Linear
 
 
 class _StandIn(ModuleType):

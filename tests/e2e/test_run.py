@@ -16,40 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agreement import AGREEMENT, assert_engine_and_learner_agree, assert_same_step
 from jobs import Job, Workspace, has_metrics, metrics_of, samples_of
 
 from rlmegatron.config.load import load
 
-AGREEMENT = 1e-4
 STEPS = range(1, 5)
 NUM_SAMPLES = 32
 """Prompts per step times samples per prompt."""
-COMPARED = (
-    "reward/mean",
-    "reward/std",
-    "response/length_mean",
-    "response/clip_ratio",
-    "rollout/entropy",
-    "actor/loss",
-    "actor/entropy",
-    "actor/approx_kl",
-    "actor/grad_norm",
-)
 EVERY_SAMPLE = "logging.rollout_samples=1000"
-
-
-def assert_engine_and_learner_agree(run: Path, steps: Sequence[int]) -> None:
-    rows = metrics_of(run)
-    for step in steps:
-        assert rows[step]["rollout/logp_diff_max"] < AGREEMENT, f"step {step}: {rows[step]}"
-        assert {sample["weight_version"] for sample in samples_of(run, step)} == {step - 1}
-
-
-def assert_same_step(run: Path, other: Path, step: int) -> None:
-    assert samples_of(run, step) == samples_of(other, step)
-    found, expected = metrics_of(run)[step], metrics_of(other)[step]
-    for name in COMPARED:
-        assert found[name] == pytest.approx(expected[name], rel=AGREEMENT, abs=AGREEMENT), f"step {step}: {name}"
 
 
 def load_export(directory: Path) -> tuple[Any, Any]:

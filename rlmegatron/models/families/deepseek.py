@@ -6,7 +6,7 @@ from typing import Any
 
 from rlmegatron.models.architecture import LatentAttention
 from rlmegatron.models.config_keys import ConfigKeys
-from rlmegatron.models.decoder_keys import decoder_fields
+from rlmegatron.models.decoder_keys import decoder_fields, experts_per_token
 
 # DeepSeek's own code gives the norms inside latent attention this epsilon, whatever rms_norm_eps says; Megatron and
 # SGLang give them rms_norm_eps. All agree only here.
@@ -24,6 +24,8 @@ def deepseek_fields(keys: ConfigKeys, *, value_dim: int = 128) -> dict[str, Any]
         rope_dim=keys.positive("qk_rope_head_dim"),
         value_dim=keys.positive("v_head_dim", value_dim),
     )
+    if latent.rope_dim % 2:
+        raise ValueError(f"config.json: qk_rope_head_dim ({latent.rope_dim}) must be even: rotary positions turn pairs")
     for key, derived in (("head_dim", latent.rope_dim), ("qk_head_dim", latent.key_dim)):
         keys.only(key, derived)
     return {**fields, "latent": latent}
@@ -36,28 +38,33 @@ def _q_rank(keys: ConfigKeys) -> int | None:
     return keys.positive("q_lora_rank", 1536)
 
 
-def expert_fields(keys: ConfigKeys, num_layers: int) -> dict[str, Any]:
-    """Everything but the router's arithmetic."""
+def expert_fields(keys: ConfigKeys, num_layers: int, *, has_groups: bool = True) -> dict[str, Any]:
+    """Everything but the router's arithmetic; what the two config classes assume differently must be there."""
     keys.only("moe_layer_freq", 1)
     ffn = keys.positive("moe_intermediate_size")
-    dense = keys.optional("first_k_dense_replace", 0)
-    if not isinstance(dense, int) or not 0 <= dense < num_layers:
-        raise ValueError(f"config.json: first_k_dense_replace must be from 0 to {num_layers - 1}, got {dense!r}")
+    dense, shared = keys.count("first_k_dense_replace"), keys.count("n_shared_experts")
+    if dense >= num_layers:
+        raise ValueError(f"config.json: first_k_dense_replace must be from 0 to {num_layers - 1}, got {dense}")
     num = keys.positive("n_routed_experts")
     keys.only("num_local_experts", num)
-    groups, top_groups = keys.positive("n_group", 1), keys.positive("topk_group", 1)
+    groups, top_groups = _groups(keys, num) if has_groups else (1, 1)
+    return {
+        "num": num,
+        "top_k": experts_per_token(keys, num // groups * top_groups),
+        "ffn": ffn,
+        "layers": tuple(range(dense, num_layers)),
+        "shared_ffn": ffn * shared,
+        "scale": keys.positive_number("routed_scaling_factor"),
+        "num_groups": groups,
+        "top_groups": top_groups,
+    }
+
+
+def _groups(keys: ConfigKeys, num: int) -> tuple[int, int]:
+    groups, top_groups = keys.positive("n_group"), keys.positive("topk_group")
     if num % groups or top_groups > groups:
         raise ValueError(
             f"config.json: n_group ({groups}) must divide n_routed_experts ({num}) and be at least topk_group "
             f"({top_groups})"
         )
-    return {
-        "num": num,
-        "top_k": keys.positive("num_experts_per_tok"),
-        "ffn": ffn,
-        "layers": tuple(range(dense, num_layers)),
-        "shared_ffn": ffn * (keys.optional("n_shared_experts") or 0),
-        "scale": keys.positive_number("routed_scaling_factor", 1.0),
-        "num_groups": groups,
-        "top_groups": top_groups,
-    }
+    return groups, top_groups

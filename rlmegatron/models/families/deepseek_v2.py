@@ -24,7 +24,7 @@ def read(keys: ConfigKeys) -> Architecture:
     method = keys.optional("topk_method", "greedy")
     if method not in _METHODS:
         raise ValueError(f"config.json: topk_method = {method!r} is not supported; supported: {', '.join(_METHODS)}")
-    experts: dict[str, Any] = expert_fields(keys, fields["num_layers"])
     if method == "greedy":
-        experts |= {"num_groups": 1, "top_groups": 1}
+        keys.ignore("n_group", "topk_group")
+    experts: dict[str, Any] = expert_fields(keys, fields["num_layers"], has_groups=method != "greedy")
     return Architecture(**fields, experts=Experts(**experts, normalize=False, group_best=1), rules=decoder_rules)

@@ -15,7 +15,7 @@ from rlmegatron.models.families.deepseek import deepseek_fields, expert_fields
 
 
 def read(keys: ConfigKeys) -> Architecture:
-    """Where keys are absent, DeepSeek-V3's own values hold for what transformers no longer writes."""
+    """`scoring_func` and `topk_method`, which transformers no longer writes, may be absent."""
     fields: dict[str, Any] = deepseek_fields(keys)
     keys.only("scoring_func", "sigmoid")
     keys.only("topk_method", "noaux_tc")
@@ -35,9 +35,7 @@ def read(keys: ConfigKeys) -> Architecture:
 
 
 def _prediction_layers(keys: ConfigKeys, num_layers: int) -> dict[str, Any]:
-    count = keys.optional("num_nextn_predict_layers", 0)
-    if not isinstance(count, int) or count < 0:
-        raise ValueError(f"config.json: num_nextn_predict_layers must be a whole number, got {count!r}")
+    count = keys.count("num_nextn_predict_layers", 0)
     if not count:
         return {}
     layers = "|".join(str(num_layers + number) for number in range(count))

@@ -9,6 +9,6 @@ from rlmegatron.models.decoder_rules import decoder_rules
 
 
 def read(keys: ConfigKeys) -> Architecture:
-    """Defaults of transformers' MistralConfig: 8 KV heads."""
-    refuse_windows(keys)
+    """Defaults of transformers' MistralConfig: 8 KV heads, a window of 4096."""
+    refuse_windows(keys, default=4096)
     return Architecture(**decoder_fields(keys, kv_heads=8), rules=decoder_rules)

@@ -9,6 +9,6 @@ from rlmegatron.models.decoder_rules import decoder_rules
 
 
 def read(keys: ConfigKeys) -> Architecture:
-    """Defaults of transformers' Qwen2Config: 32 KV heads, no sliding window."""
-    refuse_windows(keys, on_by_default=False)
+    """Defaults of transformers' Qwen2Config: 32 KV heads; a window of 4096 that is off."""
+    refuse_windows(keys, default=4096, has_switch=True)
     return Architecture(**decoder_fields(keys, kv_heads=32), qkv_bias=True, rules=decoder_rules)

@@ -9,6 +9,6 @@ from rlmegatron.models.decoder_rules import decoder_rules
 
 
 def read(keys: ConfigKeys) -> Architecture:
-    """Defaults of transformers' Qwen3Config: 32 KV heads of 128, no sliding window."""
-    refuse_windows(keys, on_by_default=False)
+    """Defaults of transformers' Qwen3Config: 32 KV heads of 128; a window of 4096 that is off."""
+    refuse_windows(keys, default=4096, has_switch=True)
     return Architecture(**decoder_fields(keys, kv_heads=32, head_dim=128), qk_norm=True, rules=decoder_rules)

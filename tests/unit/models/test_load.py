@@ -1,4 +1,4 @@
-"""Reading safetensors: every way in which a directory can be wrong is one error that says where."""
+"""Filling parameters: each rank reads its own rows of what the rule names; faults of files are in `test_source.py`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,48 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from rlmegatron.models.load import SafetensorsDirectory, load_parameters
+from rlmegatron.models.load import load_parameters
 from rlmegatron.models.rules import Part, Rule
+from rlmegatron.models.source import SafetensorsDirectory
 
 RULE = Rule("output", (Part("head", (5, 2)),), dim=0, padded=8)
 HEAD = torch.arange(10.0).view(5, 2)
 
 
 def load(
-    directory: Path, rule: Rule = RULE, *, tp: int = 1, rank: int = 0, dtype: torch.dtype = torch.float32
-) -> torch.Tensor:
-    parameter = torch.nn.Parameter(torch.full(rule.local_shape(tp), torch.nan, dtype=dtype))
-    load_parameters(SafetensorsDirectory(str(directory)), {"here": parameter}, {"here": rule}, tp=tp, rank=rank)
+    source: SafetensorsDirectory,
+    rule: Rule = RULE,
+    *,
+    tp: tuple[int, int] = (1, 0),
+    etp: tuple[int, int] = (1, 0),
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The parameter of one rank; `tp` and `etp` are (size, rank)."""
+    size = (tp if rule.axis == "tp" else etp)[0]
+    parameter = torch.nn.Parameter(torch.full(rule.local_shape(size), torch.nan, dtype=dtype))
+    cuts = {"tp": tp, "etp": etp}
+    load_parameters(source, {"here": parameter}, {"here": rule}, cut=lambda axis: cuts[axis])
     return parameter.detach()
 
 
+def saved(
+    directory: Path, tensors: dict[str, Tensor], *, fp8_block: tuple[int, int] | None = None
+) -> SafetensorsDirectory:
+    save_file(tensors, directory / "model.safetensors")
+    return SafetensorsDirectory(directory, fp8_block=fp8_block)
+
+
 def test_each_rank_reads_its_rows_and_padding_is_zero(tmp_path: Path) -> None:
-    save_file({"head": HEAD}, tmp_path / "model.safetensors")
-    assert torch.equal(load(tmp_path), torch.cat([HEAD, torch.zeros(3, 2)]))
-    assert torch.equal(load(tmp_path, tp=2, rank=1), torch.cat([HEAD[4:], torch.zeros(3, 2)]))
+    source = saved(tmp_path, {"head": HEAD})
+    assert torch.equal(load(source), torch.cat([HEAD, torch.zeros(3, 2)]))
+    assert torch.equal(load(source, tp=(2, 1)), torch.cat([HEAD[4:], torch.zeros(3, 2)]))
+
+
+def test_a_rank_of_padding_alone_is_zero(tmp_path: Path) -> None:
+    rule = Rule("output", (Part("head", (5, 2)),), dim=0, padded=16)
+    assert torch.equal(load(saved(tmp_path, {"head": HEAD}), rule, tp=(2, 1)), torch.zeros(8, 2))
 
 
 def test_fused_parameter_comes_from_several_files(tmp_path: Path) -> None:
@@ -36,51 +58,46 @@ def test_fused_parameter_comes_from_several_files(tmp_path: Path) -> None:
     save_file({"up": up}, tmp_path / "b.safetensors")
     index = {"weight_map": {"gate": "a.safetensors", "up": "b.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    rule = Rule("fc1", (Part("gate", (4, 2)), Part("up", (4, 2))), dim=0)
-    assert torch.equal(load(tmp_path, rule), torch.cat([gate, up]))
-    assert torch.equal(load(tmp_path, rule, tp=2, rank=1), torch.cat([gate[2:], up[2:]]))
-    assert SafetensorsDirectory(str(tmp_path)).names() == ["gate", "up"]
+    rule, source = Rule("fc1", (Part("gate", (4, 2)), Part("up", (4, 2))), dim=0), SafetensorsDirectory(tmp_path)
+    assert torch.equal(load(source, rule), torch.cat([gate, up]))
+    assert torch.equal(load(source, rule, tp=(2, 1)), torch.cat([gate[2:], up[2:]]))
+
+
+def test_experts_are_cut_along_their_own_axis(tmp_path: Path) -> None:
+    down = torch.randn(2, 6)
+    rule, source = Rule("fc2", (Part("down", (2, 6)),), dim=1, expert=0), saved(tmp_path, {"down": down})
+    assert torch.equal(load(source, rule, tp=(2, 1), etp=(3, 2)), down[:, 4:])
+    assert torch.equal(load(source, rule, tp=(2, 1)), down)
 
 
 def test_weights_take_the_type_of_the_parameter(tmp_path: Path) -> None:
-    save_file({"head": torch.full((5, 2), 1.0 / 3)}, tmp_path / "model.safetensors")
-    assert torch.equal(load(tmp_path, dtype=torch.bfloat16)[:5], torch.full((5, 2), 1.0 / 3).bfloat16())
+    source = saved(tmp_path, {"head": torch.full((5, 2), 1.0 / 3)})
+    assert torch.equal(load(source, dtype=torch.bfloat16)[:5], torch.full((5, 2), 1.0 / 3).bfloat16())
 
 
-def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no model.safetensors and no model.safetensors.index.json"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("kept", [0, 6, 40, -1])
-def test_a_truncated_file_is_named(tmp_path: Path, kept: int) -> None:
-    path = tmp_path / "model.safetensors"
-    save_file({"head": HEAD}, path)
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"model.safetensors: cannot be read as safetensors"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("text", ['{"weight_map": ', "{}", "[]", '{"weight_map": 3}'])
-def test_a_broken_index_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(ValueError, match=r"model.safetensors.index.json: cannot be read as an index"):
-        load(tmp_path)
-
-
-def test_a_file_of_the_index_that_is_missing_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"head": "gone.safetensors"}}))
-    with pytest.raises(ValueError, match=r"gone.safetensors: cannot be read as safetensors"):
-        load(tmp_path)
+def test_quantised_weights_are_multiplied_in_fp32_and_then_rounded(tmp_path: Path) -> None:
+    weight, scales = (torch.randn(4, 4) * 100).to(torch.float8_e4m3fn), torch.rand(2, 2)
+    source = saved(tmp_path, {"head": weight, "head_scale_inv": scales}, fp8_block=(2, 2))
+    exact = weight.float() * scales.repeat_interleave(2, 0).repeat_interleave(2, 1)
+    rule = Rule("output", (Part("head", (4, 4)),), dim=1)
+    assert torch.equal(load(source, rule, tp=(4, 1)), exact[:, 1:2])
+    assert torch.equal(load(source, rule, tp=(4, 1), dtype=torch.bfloat16), exact[:, 1:2].bfloat16())
+    assert not torch.equal(
+        exact.bfloat16(), weight.bfloat16() * scales.bfloat16().repeat_interleave(2, 0).repeat_interleave(2, 1)
+    )
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    save_file({"tail": HEAD}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="the checkpoint has no tensor head"):
-        load(tmp_path)
+        load(saved(tmp_path, {"tail": HEAD}))
 
 
 def test_another_shape_than_the_config_says_is_refused(tmp_path: Path) -> None:
-    save_file({"head": torch.zeros(6, 2)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"head has shape \[6, 2\], config.json says \[5, 2\]"):
-        load(tmp_path)
+        load(saved(tmp_path, {"head": torch.zeros(6, 2)}))
+
+
+def test_a_parameter_of_another_shape_than_its_rule_is_our_mistake(tmp_path: Path) -> None:
+    parameters = {"here": torch.zeros(5, 2)}
+    with pytest.raises(AssertionError, match=r"here: Megatron built \(5, 2\), the rule says \(8, 2\)"):
+        load_parameters(saved(tmp_path, {"head": HEAD}), parameters, {"here": RULE}, cut=lambda _: (1, 0))
