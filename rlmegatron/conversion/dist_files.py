@@ -6,7 +6,6 @@ In: groups of the canonical model. Out: files that Megatron reads at any layout.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,11 +21,10 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
 
 from rlmegatron.conversion.canonical import Group, checkpoint_state
-from rlmegatron.conversion.storage_reader import StorageReader
+from rlmegatron.conversion.stored_tensors import read_planned
 from rlmegatron.models.dist_checkpoint import (
     COMMON_FILE,
     DATA_SUFFIX,
@@ -79,7 +77,6 @@ class DistReader:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.metadata = read_metadata(directory)
-        self._reader = StorageReader(directory, self.metadata)
 
     def check(self, groups: Sequence[Group]) -> list[str]:
         """What is left out, a line each; ValueError names what is missing, of another shape or not of this model."""
@@ -95,9 +92,8 @@ class DistReader:
                 tensors[entry.rule.parameter].zero_()
         state = checkpoint_state(self._as_stored(shard) for shard in group.shards(tensors))
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch remarks that every process reads for itself, as it should
-            load(state, storage_reader=self._reader, planner=planner, no_dist=True)
+        planner.set_up_planner(state, self.metadata, is_coordinator=True)
+        read_planned(self.directory, self.metadata.storage_data, planner.create_local_plan(), planner)
 
     def _as_stored(self, shard: ShardedTensor) -> ShardedTensor:
         """A vocabulary may be padded otherwise in the checkpoint: what both have is read."""

@@ -67,6 +67,8 @@ def convert(
 
 def _check(mcore: Path, hf_config: Path) -> None:
     """The commonest mistakes, told before anything is read."""
+    if not mcore.is_dir():
+        raise ValueError(f"{mcore} does not exist")
     if not is_dist_checkpoint(mcore):
         inside = sorted(path.parent.name for path in mcore.glob(f"*/{METADATA_FILE}"))
         hint = f"; did you mean {mcore / inside[0]}?" if inside else ""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensorFactory
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from rlmegatron.models.dist_checkpoint import check_shapes, read_metadata
 
@@ -27,7 +28,11 @@ def load_dist_checkpoint(chunks: Sequence[Any], directory: str, *, vocab_size: i
     for shard in _shards(state):
         if shard.allow_shape_mismatch:
             shard.data.detach().zero_()
-    loaded = dist_checkpointing.load(state, directory)
+    try:
+        loaded = dist_checkpointing.load(state, directory)
+    except CheckpointException as failure:  # no Exception, so that nobody would report it
+        error, _ = next(iter(failure.failures.values()))
+        raise ValueError(f"{directory}: cannot be read: {error}") from None
     for number, chunk in enumerate(chunks):
         _take(chunk, loaded[f"chunk_{number}"])
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     # Schedulers announce the end of an allocation with this signal: finish the step, save, stop.
     signal.signal(signal.SIGUSR1, lambda *_: stop.set())
     world.lead(lambda: _open_directory(cfg, undo))
-    world.lead(lambda: _check_weights(cfg.model.path))
+    for path in dict.fromkeys([cfg.model.path, cfg.critic.path or cfg.model.path]):
+        world.lead(partial(_check_weights, path))
     arch = world.settle("model", lambda: read_architecture(cfg.model.path))
     tokenizer = world.settle("tokenizer", lambda: _tokenizer(cfg.model.path))
     reward = world.settle("reward", lambda: _judge(cfg, undo))

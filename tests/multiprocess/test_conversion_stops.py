@@ -75,7 +75,9 @@ def groups_done(convert: Callable[..., str], source: Path, out: Path) -> tuple[s
     return convert(source, out), noted
 
 
-@pytest.mark.parametrize(("convert", "given", "made"), [(to_mcore, "", "mcore"), (to_hf, "mcore", "hf")], ids=["in", "out"])
+@pytest.mark.parametrize(
+    ("convert", "given", "made"), [(to_mcore, "", "mcore"), (to_hf, "mcore", "hf")], ids=["in", "out"]
+)
 def test_a_killed_conversion_goes_on_where_it_stood(
     source: Path, whole: Path, tmp_path: Path, convert: Callable[..., str], given: str, made: str
 ) -> None:
@@ -282,8 +284,7 @@ def verified_with_a_flipped_bit(source: Path, out: Path) -> list[str]:
 def test_verify_finds_a_flipped_bit_and_the_next_run_mends_it(source: Path, whole: Path, tmp_path: Path) -> None:
     (said,) = run_ranks(verified_with_a_flipped_bit, 1, source, tmp_path / "out")
     assert said[0].startswith(
-        f"FAILED the verification failed on rank 0: {tmp_path}/out.partial: "
-        "decoder.layers.2.mlp.experts.local_experts."
+        f"FAILED the verification failed on rank 0: {tmp_path}/out.partial: decoder.layers.2.mlp.experts.local_experts."
     )
     assert said[0].endswith("_proj.weight; the same command writes layer 2 anew")
     assert said[1] == "out.partial"

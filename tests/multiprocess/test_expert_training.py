@@ -1,6 +1,6 @@
 """One optimizer step on models with experts is that of Hugging Face and plain torch, wherever the experts lie.
 
-What this does not prove: a critic with experts beyond its body, load balancing (there is none), or Transformer Engine.
+What this does not prove: the update of a critic with experts, load balancing (there is none), or Transformer Engine.
 """
 
 from __future__ import annotations
@@ -13,9 +13,23 @@ import torch
 from family_models import load_reference, write_variant
 from ranks import run_ranks
 from safetensors.torch import load_file
-from sharded import Layout, largest, own_samples, policy, rows_of, start, streamed, update_policy
-from tiny_models import BETAS, CLIP, EPS, LR, batch_of, hf_scores, policy_loss
+from sharded import (
+    Layout,
+    largest,
+    own_samples,
+    policy,
+    rows_of,
+    sharded_model,
+    start,
+    streamed,
+    training,
+    update_policy,
+)
+from tiny_models import BETAS, CLIP, EPS, LR, batch_of, hf_scores, hf_values, policy_loss
 from torch import Tensor, nn
+
+from rlmegatron.learner.build import ValueModel
+from rlmegatron.learner.critic import Critic
 
 Trained = dict[str, tuple[Path, tuple[Tensor, float, dict[str, Tensor]]]]
 """Variant -> its directory and what `step_of_torch` made of it."""
@@ -62,6 +76,30 @@ def step_of_learner(
     return found | {name: largest(tensor, weights[name]) for name, tensor in after.items()}
 
 
+def head_of_32() -> Tensor:
+    """[1 H]."""
+    return torch.randn(1, 32, generator=torch.Generator().manual_seed(1)) * 0.3
+
+
+def values_of_transformers(directory: str) -> Tensor:
+    """[T] of the whole batch, from the body under a linear head."""
+    head = nn.Linear(32, 1, bias=False)
+    head.weight.data.copy_(head_of_32())
+    with torch.no_grad():
+        return hf_values(load_reference(directory).model, head, batch_of(range(8)))
+
+
+def values_of_learner(directory: str, layout: Layout, expected: Tensor) -> float:
+    """Largest difference on this rank."""
+    topology = start(layout)
+    batch, mine = batch_of(own_samples(topology)), rows_of(own_samples(topology))
+    model = sharded_model(ValueModel, directory, topology)
+    for chunk in model.chunks:
+        if hasattr(chunk, "value_head"):
+            chunk.value_head.weight.data.copy_(head_of_32())
+    return largest(Critic(model, training(model)).values(batch, [list(range(batch.num_sequences))]), expected[mine])
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Variant -> its directory and `step_of_torch`."""
@@ -85,6 +123,15 @@ def assert_same_step(trained: Trained, variant: str, layout: Layout) -> None:
 @pytest.mark.parametrize("layout", [TP2_EP2], ids=str)
 def test_first_step_equals_torch(trained: Trained, variant: str, layout: Layout) -> None:
     assert_same_step(trained, variant, layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [TP2_EP2, Layout(4, {"expert": 2, "pipeline": 2})], ids=str)
+def test_a_critic_with_experts_values_as_transformers_does(trained: Trained, layout: Layout) -> None:
+    directory = str(trained["deepseek-v3"][0])
+    expected = run_ranks(values_of_transformers, 1, directory)[0]
+    assert float(expected.abs().max()) > 0.1
+    assert max(run_ranks(values_of_learner, layout.num_ranks, directory, layout, expected)) < 1e-4
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def architectures(draw: st.DrawFn) -> tuple[Architecture, int, bool]:
     heads = kv_heads * whole * (1 if latent else draw(st.integers(1, 2)))
     changes: dict[str, Any] = {
         "vocab_size": draw(st.integers(1, 300)),
-        "hidden_size": heads if name == "MixtralForCausalLM" else draw(st.integers(1, 4)),
+        "hidden_size": draw(st.integers(1, 4)),
         "intermediate_size": whole * draw(st.integers(1, 3)),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -40,7 +40,9 @@ def architectures(draw: st.DrawFn) -> tuple[Architecture, int, bool]:
         changes["q_lora_rank"] = draw(st.sampled_from([None, 3]))
         changes["first_k_dense_replace"] = draw(st.integers(0, layers - 1))
     else:
-        changes["head_dim"] = draw(st.integers(1, 3))
+        changes["head_dim"] = 2 * draw(st.integers(1, 2))
+    if name == "MixtralForCausalLM":
+        changes["hidden_size"] = heads * changes["head_dim"]
     if latent or name == "Qwen3MoeForCausalLM":
         changes["moe_intermediate_size"] = whole * draw(st.integers(1, 3))
     return architecture(name, **changes), tp, on_cpu
