@@ -25,7 +25,9 @@ from rlmegatron.config.schema import RunConfig
 from rlmegatron.config.schema_json import schema_text
 from rlmegatron.distributed.launcher import SEE_REPORT, leave_note
 from rlmegatron.models.card import read_model_card
+from rlmegatron.models.table import read_architecture
 from rlmegatron.rewards.table import resolve as resolve_reward
+from rlmegatron.weight_sync.engine_limits import refuse_what_engines_cannot_serve
 
 USER_ERROR = 2
 RANK_0_SPEAKS_WITHIN_S = 5.0
@@ -120,6 +122,8 @@ def examine(path: str, overrides: Sequence[str], *, world_size: tuple[int, str] 
     size, size_from = world_size or (_smallest(cfg), "the fewest that fit; --ranks sets another number")
     known = {f"algorithm.{kind}": names for kind, names in TABLE.items()}
     found += problems(cfg, world_size=size, card=card, critic_card=critic_card, known=known)
+    if card is not None:
+        found += _refusal(lambda: refuse_what_engines_cannot_serve(read_architecture(cfg.model.path), on_cpu=False))
     found += path_problems(cfg)
     found += _refusal(lambda: resolve_reward(cfg.reward.name, cfg.reward.args))
     if found or card is None:

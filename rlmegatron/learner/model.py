@@ -147,10 +147,13 @@ def _tensors(chunk: HiddenStatesModel) -> Iterator[tuple[str, Tensor]]:
 def _mark(parameter: Tensor, rule: Rule) -> None:
     """Megatron marks cut parameters while it initialises them, which we skip; the gradient norm depends on the mark.
 
-    It takes experts for dense parameters at EP 1, and would not sum their gradients over the tensor-parallel ranks that
+    Transformer Engine marks what it duplicates as cut; the norm would then count it on every rank. Megatron takes
+    experts for dense parameters at EP 1, and would not sum their gradients over the tensor-parallel ranks that
     hold them alike at ETP 1: as experts they are summed over all that hold them.
     """
-    if rule.dim is not None and not getattr(parameter, "tensor_model_parallel", False):
+    if rule.dim is None:
+        parameter.tensor_model_parallel = False  # type: ignore[attr-defined]
+    elif not getattr(parameter, "tensor_model_parallel", False):
         set_tensor_model_parallel_attributes(parameter, True, rule.dim, 1)
     if rule.expert is not None:
         parameter.allreduce = False  # type: ignore[attr-defined]

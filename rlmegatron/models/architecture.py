@@ -60,7 +60,8 @@ class Architecture:
 
     `fp8_block` is the shape of the blocks in which the checkpoint's weights are quantised, if they are. `dropped` are
     patterns of tensor names that a checkpoint may hold and this model does not, each with the reason; `exported_keys`
-    change in an exported config.json (None: removed).
+    change in an exported config.json (None: removed). `engine_keys` are keys that SGLang asks of config.json and that
+    transformers 5 no longer writes.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Architecture:
     fp8_block: tuple[int, int] | None = None
     dropped: tuple[tuple[str, str], ...] = ()
     exported_keys: tuple[tuple[str, object], ...] = ()
+    engine_keys: tuple[tuple[str, object], ...] = ()
 
     def padded_vocab(self, tp: int) -> int:
         """Vocabulary rounded up so that every tensor-parallel rank holds a multiple of 8 rows (tensor-core shapes)."""

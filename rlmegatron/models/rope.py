@@ -33,6 +33,7 @@ class Rope:
     truncate: bool = True
     attention_factor: float = 1.0
     """What cosine and sine are multiplied by (YaRN, arXiv 2309.00071, section 3.4)."""
+    mscale: float = 0.0
     mscale_all_dim: float = 0.0
     """How strongly `factor` enters the softmax scale of latent attention (DeepSeek-V2's code)."""
 
@@ -166,8 +167,7 @@ def _default(rope: RopeKeys, base: float, _: ConfigKeys) -> Rope:
 
 
 def _linear(rope: RopeKeys, base: float, _: ConfigKeys) -> Rope:
-    rope.take("original_max_position_embeddings", None)
-    return Rope(base, "linear", rope.number("factor"))
+    return Rope(base, "linear", rope.number("factor"), rope.positions(0))
 
 
 def _llama3(rope: RopeKeys, base: float, _: ConfigKeys) -> Rope:
@@ -190,9 +190,7 @@ def _yarn(rope: RopeKeys, base: float, keys: ConfigKeys) -> Rope:
     positions = keys.positive("max_position_embeddings")
     original = rope.positions(positions)
     factor = rope.number("factor", positions / original)
-    mscale, all_dim = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
-    both = mscale and all_dim
-    inferred = _mscale(factor, mscale) / _mscale(factor, all_dim) if both else _mscale(factor, 1.0)
+    mscale, all_dim = (rope.number(key) if key in rope.values else 0.0 for key in ("mscale", "mscale_all_dim"))
     truncate = rope.take("truncate", True)
     if not isinstance(truncate, bool):
         raise ValueError(f"config.json: rope scaling 'yarn': truncate must be true or false, got {truncate!r}")
@@ -204,9 +202,16 @@ def _yarn(rope: RopeKeys, base: float, keys: ConfigKeys) -> Rope:
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
         truncate=truncate,
-        attention_factor=rope.number("attention_factor", inferred),
+        attention_factor=rope.number("attention_factor", inferred_attention_factor(factor, mscale, all_dim)),
+        mscale=mscale,
         mscale_all_dim=all_dim,
     )
+
+
+def inferred_attention_factor(factor: float, mscale: float, all_dim: float) -> float:
+    """What cosine and sine are multiplied by where config.json does not say; 0 stands for an absent key."""
+    both = mscale and all_dim
+    return _mscale(factor, mscale) / _mscale(factor, all_dim) if both else _mscale(factor, 1.0)
 
 
 def _mscale(factor: float, mscale: float) -> float:

@@ -6,6 +6,7 @@ In: a `RunConfig`. Out: `Run`, and `main`, the program of every rank. The loop i
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import threading
@@ -34,10 +35,10 @@ from rlmegatron.metrics.sinks import FanOut
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.decoder_rules import EMBEDDING, HEAD
 from rlmegatron.models.dist_checkpoint import is_dist_checkpoint, read_metadata
-from rlmegatron.models.export import write_companions
+from rlmegatron.models.export import copy_companions, exported_config
 from rlmegatron.models.source import SafetensorsDirectory
 from rlmegatron.models.stream import TensorStream
-from rlmegatron.models.table import read_architecture
+from rlmegatron.models.table import read_architecture, read_config
 from rlmegatron.platform.torchvision_ops import install_torchvision_hook
 from rlmegatron.rewards.judge import Judge
 from rlmegatron.rewards.table import resolve as resolve_reward
@@ -47,6 +48,7 @@ from rlmegatron.trainer.collect import Rollout
 from rlmegatron.trainer.update import Objectives
 from rlmegatron.types import Prompt
 from rlmegatron.weight_sync.choose import choose_transport
+from rlmegatron.weight_sync.engine_limits import refuse_what_engines_cannot_serve
 from rlmegatron.weight_sync.engine_worker import REPORT
 from rlmegatron.weight_sync.hf_stream import HfStream
 from rlmegatron.weight_sync.transport import Transport
@@ -125,6 +127,7 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     for path in dict.fromkeys([cfg.model.path, cfg.critic.path or cfg.model.path]):
         world.lead(partial(_check_weights, path))
     arch = world.settle("model", lambda: read_architecture(cfg.model.path))
+    world.lead(lambda: refuse_what_engines_cannot_serve(arch, on_cpu=world.device.type == "cpu"))
     tokenizer = world.settle("tokenizer", lambda: _tokenizer(cfg.model.path))
     reward = world.settle("reward", lambda: _judge(cfg, undo))
     advantage = world.settle("algorithm", lambda: resolve("advantage", cfg.algorithm.advantage))
@@ -223,11 +226,16 @@ def _check_weights(path: str) -> None:
 
 def _engine_model(cfg: RunConfig, arch: Architecture) -> str:
     """Where engines read config.json: they serve what the learner trains, which is never quantised."""
-    if not arch.exported_keys:
+    source, config = Path(cfg.model.path), read_config(cfg.model.path)
+    missing = {key: value for key, value in arch.engine_keys if key not in config}
+    if not missing and not arch.exported_keys:
         return cfg.model.path
     directory = Path(cfg.directory) / "engine_model"
     directory.mkdir(exist_ok=True)
-    write_companions(Path(cfg.model.path), directory, arch, DTYPES[cfg.rollout.dtype or cfg.model.dtype])
+    copy_companions(source, directory)
+    dtype = DTYPES[cfg.rollout.dtype or cfg.model.dtype]
+    config = {**missing, **exported_config(config, arch, dtype)}
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return str(directory)
 
 

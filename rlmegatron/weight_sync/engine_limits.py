@@ -10,13 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.rope import inferred_attention_factor
 
 
 def refuse_what_engines_cannot_serve(arch: Architecture, *, on_cpu: bool) -> None:
     """ValueError names every reason; converting and exporting such a model works all the same."""
-    reasons = [*_of_experts(arch), *_of_mixtral(arch), *_of_latent_attention(arch, on_cpu=on_cpu)]
+    reasons = [*_of_yarn(arch), *_of_experts(arch), *_of_mixtral(arch), *_of_latent_attention(arch, on_cpu=on_cpu)]
     if reasons:
         raise ValueError(f"config.json: SGLang cannot serve this {arch.name}: {'; '.join(reasons)}")
+
+
+def _of_yarn(arch: Architecture) -> Iterator[str]:
+    # rotary_embedding/yarn.py: the factor always follows from the others.
+    rope = arch.rope
+    if rope.kind != "yarn":
+        return
+    if rope.attention_factor != inferred_attention_factor(rope.factor, rope.mscale, rope.mscale_all_dim):
+        yield f"it ignores attention_factor = {rope.attention_factor} of rope scaling"
+    if arch.latent and bool(rope.mscale) != bool(rope.mscale_all_dim):
+        yield "it reads mscale and mscale_all_dim otherwise where one of them is absent"
 
 
 def _of_experts(arch: Architecture) -> Iterator[str]:

@@ -112,14 +112,16 @@ def assert_alike(directory: Path, layout: Layout, variants: list[str]) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(("layout", "variants"), [(TP2, DENSE), (TP2_EP2, MOE)], ids=str)
+@pytest.mark.parametrize(("layout", "variants"), [(TP2, DENSE), (TP2_EP2, MOE)], ids=["dense", "experts"])
 def test_engine_layers_are_what_the_rules_say(tmp_path: Path, layout: Layout, variants: list[str]) -> None:
     assert_alike(tmp_path, layout, variants)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "variants"), [(Layout(1, {}), list(VARIANTS)), (TP2, MOE), (PP2_EP2_ETP2, MOE)], ids=str
+    ("layout", "variants"),
+    [(Layout(1, {}), list(VARIANTS)), (TP2, MOE), (PP2_EP2_ETP2, MOE)],
+    ids=["alone", "tp2", "pp2-ep2-etp2"],
 )
 def test_engine_layers_at_further_layouts(tmp_path: Path, layout: Layout, variants: list[str]) -> None:
     assert_alike(tmp_path, layout, variants)

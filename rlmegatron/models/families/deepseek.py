@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlmegatron.models.architecture import LatentAttention
@@ -38,30 +39,36 @@ def _q_rank(keys: ConfigKeys) -> int | None:
     return keys.positive("q_lora_rank", 1536)
 
 
-def expert_fields(keys: ConfigKeys, num_layers: int, *, has_groups: bool = True) -> dict[str, Any]:
-    """Everything but the router's arithmetic; what the two config classes assume differently must be there."""
+def expert_fields(
+    keys: ConfigKeys, num_layers: int, *, assumed: Mapping[str, Any], has_groups: bool = True
+) -> dict[str, Any]:
+    """Everything but the router's arithmetic.
+
+    `assumed` is what holds where a key is absent, in DeepSeek's own config class and in transformers'; a key of which
+    they assume different things must be there.
+    """
     keys.only("moe_layer_freq", 1)
     ffn = keys.positive("moe_intermediate_size")
-    dense, shared = keys.count("first_k_dense_replace"), keys.count("n_shared_experts")
+    dense, shared = (keys.count(key, assumed.get(key)) for key in ("first_k_dense_replace", "n_shared_experts"))
     if dense >= num_layers:
         raise ValueError(f"config.json: first_k_dense_replace must be from 0 to {num_layers - 1}, got {dense}")
     num = keys.positive("n_routed_experts")
     keys.only("num_local_experts", num)
-    groups, top_groups = _groups(keys, num) if has_groups else (1, 1)
+    groups, top_groups = _groups(keys, num, assumed) if has_groups else (1, 1)
     return {
         "num": num,
         "top_k": experts_per_token(keys, num // groups * top_groups),
         "ffn": ffn,
         "layers": tuple(range(dense, num_layers)),
         "shared_ffn": ffn * shared,
-        "scale": keys.positive_number("routed_scaling_factor"),
+        "scale": keys.positive_number("routed_scaling_factor", assumed.get("routed_scaling_factor")),
         "num_groups": groups,
         "top_groups": top_groups,
     }
 
 
-def _groups(keys: ConfigKeys, num: int) -> tuple[int, int]:
-    groups, top_groups = keys.positive("n_group"), keys.positive("topk_group")
+def _groups(keys: ConfigKeys, num: int, assumed: Mapping[str, Any]) -> tuple[int, int]:
+    groups, top_groups = (keys.positive(key, assumed.get(key)) for key in ("n_group", "topk_group"))
     if num % groups or top_groups > groups:
         raise ValueError(
             f"config.json: n_group ({groups}) must divide n_routed_experts ({num}) and be at least topk_group "

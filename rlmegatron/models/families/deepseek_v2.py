@@ -14,6 +14,7 @@ from rlmegatron.models.decoder_rules import decoder_rules
 from rlmegatron.models.families.deepseek import deepseek_fields, expert_fields
 
 _METHODS = ("greedy", "group_limited_greedy")
+_ASSUMED = {"first_k_dense_replace": 0, "routed_scaling_factor": 1.0}
 
 
 def read(keys: ConfigKeys) -> Architecture:
@@ -26,5 +27,10 @@ def read(keys: ConfigKeys) -> Architecture:
         raise ValueError(f"config.json: topk_method = {method!r} is not supported; supported: {', '.join(_METHODS)}")
     if method == "greedy":
         keys.ignore("n_group", "topk_group")
-    experts: dict[str, Any] = expert_fields(keys, fields["num_layers"], has_groups=method != "greedy")
-    return Architecture(**fields, experts=Experts(**experts, normalize=False, group_best=1), rules=decoder_rules)
+    experts = expert_fields(keys, fields["num_layers"], assumed=_ASSUMED, has_groups=method != "greedy")
+    return Architecture(
+        **fields,
+        experts=Experts(**experts, normalize=False, group_best=1),
+        rules=decoder_rules,
+        engine_keys=(("moe_layer_freq", 1), ("scoring_func", "softmax")),
+    )

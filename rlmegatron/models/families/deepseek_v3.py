@@ -13,6 +13,8 @@ from rlmegatron.models.config_keys import ConfigKeys
 from rlmegatron.models.decoder_rules import decoder_rules
 from rlmegatron.models.families.deepseek import deepseek_fields, expert_fields
 
+_ASSUMED = {"n_shared_experts": 1, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4}
+
 
 def read(keys: ConfigKeys) -> Architecture:
     """`scoring_func` and `topk_method`, which transformers no longer writes, may be absent."""
@@ -21,7 +23,7 @@ def read(keys: ConfigKeys) -> Architecture:
     keys.only("topk_method", "noaux_tc")
     keys.only("rope_interleave", True)
     experts = Experts(
-        **expert_fields(keys, fields["num_layers"]),
+        **expert_fields(keys, fields["num_layers"], assumed=_ASSUMED),
         scoring="sigmoid",
         normalize=keys.flag("norm_topk_prob", True),
         group_best=2,
@@ -30,7 +32,11 @@ def read(keys: ConfigKeys) -> Architecture:
     if experts.num_groups > 1 and experts.num // experts.num_groups < experts.group_best:
         raise ValueError(f"config.json: n_group ({experts.num_groups}) leaves less than 2 experts a group")
     return Architecture(
-        **fields, experts=experts, rules=decoder_rules, **_prediction_layers(keys, fields["num_layers"])
+        **fields,
+        experts=experts,
+        rules=decoder_rules,
+        engine_keys=(("moe_layer_freq", 1), ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")),
+        **_prediction_layers(keys, fields["num_layers"]),
     )
 
 

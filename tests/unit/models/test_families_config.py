@@ -75,8 +75,8 @@ YARN = {"kind": "yarn", "factor": 40.0, "original_positions": 4096, "beta_fast":
         ("Qwen2.5-7B", Rope(1e6)),
         ("Qwen3-30B-A3B", Rope(1e6)),
         ("Mixtral-8x7B-v0.1", Rope(1e6)),
-        ("DeepSeek-V2-Lite", Rope(10000.0, **YARN, mscale_all_dim=0.707)),  # type: ignore[arg-type]
-        ("DeepSeek-V3", Rope(10000.0, **YARN, mscale_all_dim=1.0)),  # type: ignore[arg-type]
+        ("DeepSeek-V2-Lite", Rope(10000.0, **YARN, mscale=0.707, mscale_all_dim=0.707)),  # type: ignore[arg-type]
+        ("DeepSeek-V3", Rope(10000.0, **YARN, mscale=1.0, mscale_all_dim=1.0)),  # type: ignore[arg-type]
     ],
 )
 def test_rotary_positions_are_the_published_ones(name: str, rope: Rope) -> None:
@@ -205,6 +205,9 @@ def changes(before: Architecture, config: dict[str, Any]) -> bool:
         return True
 
 
+DEEPSEEK_ABSENT = ("n_shared_experts", "routed_scaling_factor", "n_group", "topk_group")
+
+
 def test_a_key_is_absent_as_its_family_assumes() -> None:
     def without(family: str, *keys: str, **changes: Any) -> Architecture:
         config = tiny_config(family, **changes)
@@ -219,6 +222,10 @@ def test_a_key_is_absent_as_its_family_assumes() -> None:
     assert without("MixtralForCausalLM", "rms_norm_eps").norm_eps == 1e-5
     assert without("DeepseekV3ForCausalLM", "q_lora_rank").latent.q_rank == 1536  # type: ignore[union-attr]
     assert tiny_architecture("DeepseekV3ForCausalLM", q_lora_rank=None).latent.q_rank is None  # type: ignore[union-attr]
+    v3 = without("DeepseekV3ForCausalLM", *DEEPSEEK_ABSENT, n_routed_experts=16).experts
+    assert v3 == Experts(16, 2, 8, (3,), 8, "sigmoid", True, 2.5, num_groups=8, top_groups=4, group_best=2, bias=True)
+    v2 = without("DeepseekV2ForCausalLM", "first_k_dense_replace", "routed_scaling_factor", "topk_method").experts
+    assert v2 == Experts(8, 2, 8, (0, 1, 2, 3), 16, normalize=False)
     moe = tiny_architecture("Qwen3MoeForCausalLM", norm_topk_prob=None)
     assert moe.experts is not None and not moe.experts.normalize
     with pytest.raises(ValueError, match=r"sliding_window = 4096 is shorter than max_position_embeddings \(8192\)"):
