@@ -23,7 +23,7 @@ only once it is whole: until then it is OUT.partial, and the same command goes o
 weights in blocks (DeepSeek-V3) are dequantised; layers that a policy has no use for are left out, with a line that says
 so. The output carries tokenizer and config.json along: give it to model.path as it is.
 
-exit codes: 0 done, 1 failed, 2 a mistake in the arguments or the source
+exit codes: 0 done, 1 failed, 2 a mistake in the arguments or the source, or a full disk; 130 stopped
 """
 
 

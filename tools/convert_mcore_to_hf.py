@@ -23,7 +23,7 @@ Megatron's `torch_dist` format; the state of an optimizer in it is left alone. T
 that torchrun starts. The output has its name only once it is whole: until then it is OUT.partial, and the same command
 goes on where a stopped one stood.
 
-exit codes: 0 done, 1 failed, 2 a mistake in the arguments or the checkpoint
+exit codes: 0 done, 1 failed, 2 a mistake in the arguments or the checkpoint, or a full disk; 130 stopped
 """
 
 

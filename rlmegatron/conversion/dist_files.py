@@ -86,10 +86,7 @@ class DistReader:
         return left_out(self.directory, self.metadata, {shard.key for shard in wanted})
 
     def fill(self, group: Group, tensors: Mapping[str, Tensor]) -> None:
-        """Read a group into `tensors`; rows of vocabulary padding that the checkpoint lacks become 0."""
-        for entry in group.entries:
-            if entry.rule.padded:
-                tensors[entry.rule.parameter].zero_()
+        """Read a group into `tensors`; rows of vocabulary padding that the checkpoint lacks stay as they are."""
         state = checkpoint_state(self._as_stored(shard) for shard in group.shards(tensors))
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(state, self.metadata, is_coordinator=True)

@@ -22,8 +22,8 @@ from rlmegatron.distributed.world import World
 from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.groups import Topology
 from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.card import holds_megatron_checkpoint
 from rlmegatron.models.decoder_rules import EMBEDDING, HEAD
-from rlmegatron.models.dist_checkpoint import is_dist_checkpoint
 from rlmegatron.models.export import CONFIG_FILE, write_companions
 from rlmegatron.models.load import slices
 from rlmegatron.models.rules import Piece, Rule
@@ -60,7 +60,7 @@ def convert(world: World, topology: Topology, *, hf: Path, out: Path, dtype: str
 def _check(hf: Path) -> list[str]:
     """Everything that can be wrong with the source; what is left out of it, a line each."""
     arch = read_architecture(str(hf))
-    if is_dist_checkpoint(hf):
+    if holds_megatron_checkpoint(hf):
         raise ValueError(f"{hf} is a Megatron checkpoint; --hf takes a Hugging Face directory with safetensors")
     source = SafetensorsDirectory(hf, fp8_block=arch.fp8_block)
     parts = [part for rule in arch.parameter_rules(1) for part in rule.parts]

@@ -31,7 +31,7 @@ class Journal:
 
     def open(self, identity: Mapping[str, Any]) -> None:
         """Begin, or go on; ValueError where something else stands at either path. On one process alone."""
-        if self.out.exists():
+        if os.path.lexists(self.out):
             raise ValueError(f"{self.out} exists already; delete it or give another --out")
         if not self.partial.exists():
             self._folder.mkdir(parents=True)

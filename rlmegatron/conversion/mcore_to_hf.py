@@ -6,8 +6,9 @@ model. Out: safetensors with an index, and those files. Any number of processes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from rlmegatron.distributed.world import World
 from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.groups import Topology
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.dist_checkpoint import METADATA_FILE, is_dist_checkpoint, read_metadata
+from rlmegatron.models.card import holds_megatron_checkpoint
+from rlmegatron.models.dist_checkpoint import METADATA_FILE, read_metadata
 from rlmegatron.models.export import CONFIG_FILE, write_companions
 from rlmegatron.models.load import slices
 from rlmegatron.models.rules import Rule
@@ -48,7 +50,8 @@ def convert(
     world.lead(lambda: say.lines(reader.check(groups)))
     journal, tensors = Journal(out), checkpoint_tensors(arch.parameter_rules(1), DTYPES[dtype])
     writer = SafetensorsWriter(journal.partial, tensors, bytes_per_file=bytes_per_file)
-    world.lead(lambda: _open(journal, reader, hf_config, writer, dtype))
+    given = {"--mcore": str(mcore.resolve()), "--dtype": dtype, "--file-gb": bytes_per_file}
+    world.lead(lambda: _open(journal, given, [mcore / METADATA_FILE, hf_config / CONFIG_FILE], writer))
     world.settle("the start", writer.open)
 
     def write(number: int, group: Group) -> None:
@@ -69,7 +72,7 @@ def _check(mcore: Path, hf_config: Path) -> None:
     """The commonest mistakes, told before anything is read."""
     if not mcore.is_dir():
         raise ValueError(f"{mcore} does not exist")
-    if not is_dist_checkpoint(mcore):
+    if not holds_megatron_checkpoint(mcore):
         inside = sorted(path.parent.name for path in mcore.glob(f"*/{METADATA_FILE}"))
         hint = f"; did you mean {mcore / inside[0]}?" if inside else ""
         raise ValueError(f"{mcore} is no Megatron checkpoint: it has no {METADATA_FILE}{hint}")
@@ -84,11 +87,9 @@ def _plan(mcore: Path, hf_config: Path, topology: Topology, dtype: str) -> tuple
     return arch, DistReader(mcore), canonical_groups(arch, topology, dtype=dtype)
 
 
-def _open(journal: Journal, reader: DistReader, hf_config: Path, writer: SafetensorsWriter, dtype: str) -> None:
+def _open(journal: Journal, given: Mapping[str, Any], files: Sequence[Path], writer: SafetensorsWriter) -> None:
     """Reserve the files, unless a stopped conversion has done so to the end."""
-    stats = {path.name: path.stat() for path in (reader.directory / METADATA_FILE, hf_config / CONFIG_FILE)}
-    files = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-    journal.open({"--mcore": str(reader.directory.resolve()), "--dtype": dtype, **files})
+    journal.open({**given, **{path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}})
     if not journal.has(_FILES):
         for left in journal.partial.glob("*.safetensors*"):
             left.unlink()

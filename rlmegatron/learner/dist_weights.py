@@ -21,13 +21,10 @@ from rlmegatron.models.dist_checkpoint import check_shapes, read_metadata
 def load_dist_checkpoint(chunks: Sequence[Any], directory: str, *, vocab_size: int = 0) -> None:
     """Raises ValueError, on every rank alike, for a checkpoint that is unfinished, broken or of another model.
 
-    `vocab_size` counts the tokens that there are; rows of padding that the checkpoint lacks become 0.
+    `vocab_size` counts the tokens that there are; Megatron fills rows of padding that the checkpoint lacks with 0.
     """
     state = {f"chunk_{number}": _weights(chunk) for number, chunk in enumerate(chunks)}
     _check(directory, list(_shards(state)), vocab_size)
-    for shard in _shards(state):
-        if shard.allow_shape_mismatch:
-            shard.data.detach().zero_()
     try:
         loaded = dist_checkpointing.load(state, directory)
     except CheckpointException as failure:  # no Exception, so that nobody would report it

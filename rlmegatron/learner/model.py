@@ -23,7 +23,7 @@ from rlmegatron.learner.dist_weights import load_dist_checkpoint
 from rlmegatron.learner.groups import Topology
 from rlmegatron.learner.micro_batch import PackedInputs, pack_all
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.dist_checkpoint import is_dist_checkpoint
+from rlmegatron.models.card import holds_megatron_checkpoint
 from rlmegatron.models.load import load_parameters
 from rlmegatron.models.rules import Rule, on_stage
 from rlmegatron.models.source import SafetensorsDirectory
@@ -60,8 +60,8 @@ class ShardedModel:
 
     def load(self, directory: str) -> None:
         """Fill every parameter that a checkpoint of either kind has; a value head has none and stays as built."""
-        if is_dist_checkpoint(directory):
-            load_dist_checkpoint(self.chunks, directory)
+        if holds_megatron_checkpoint(directory):
+            load_dist_checkpoint(self.chunks, directory, vocab_size=self.arch.vocab_size)
             return
         source = SafetensorsDirectory(directory, fp8_block=self.arch.fp8_block)
         for chunk, rules in zip(self.chunks, self._rules_by_name(), strict=True):

@@ -51,8 +51,9 @@ def read_model_card(path: str, *, key: str = "model.path") -> ModelCard:
     return model_card(architecture, path=path, has_chat_template=has_chat_template)
 
 
-def holds_megatron_checkpoint(directory: Path) -> bool:
-    """Whether `directory` holds a Megatron dist-checkpoint, or the remains of one that was never finished."""
+def holds_megatron_checkpoint(path: str | Path) -> bool:
+    """Whether a directory holds a Megatron dist-checkpoint, or the remains of one that was never finished."""
+    directory = Path(path)
     return (directory / _MEGATRON_FILES[0]).is_file() or any(True for _ in directory.glob(_MEGATRON_SHARDS))
 
 

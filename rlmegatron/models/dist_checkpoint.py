@@ -69,12 +69,6 @@ def _enum_member(kind: Any, name: str) -> Any:
     return kind[name]
 
 
-def is_dist_checkpoint(directory: str | Path) -> bool:
-    """Whether `directory` holds a Megatron distributed checkpoint, whole or not."""
-    path = Path(directory)
-    return (path / METADATA_FILE).is_file() or any(path.glob(f"*{DATA_SUFFIX}"))
-
-
 def read_metadata(directory: str | Path) -> Metadata:
     """The vetted metadata of a whole checkpoint; ValueError names the file that is missing, broken or cut short."""
     path = Path(directory)

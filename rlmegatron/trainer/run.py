@@ -33,8 +33,9 @@ from rlmegatron.learner.learner import Learner, build_learner
 from rlmegatron.metrics.build import build_sinks
 from rlmegatron.metrics.sinks import FanOut
 from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.card import holds_megatron_checkpoint
 from rlmegatron.models.decoder_rules import EMBEDDING, HEAD
-from rlmegatron.models.dist_checkpoint import is_dist_checkpoint, read_metadata
+from rlmegatron.models.dist_checkpoint import read_metadata
 from rlmegatron.models.export import copy_companions, exported_config
 from rlmegatron.models.source import SafetensorsDirectory
 from rlmegatron.models.stream import TensorStream
@@ -215,7 +216,7 @@ def _check_resume(cfg: RunConfig, checkpoints: CheckpointDirectory, *, needs_cri
 def _check_weights(path: str) -> None:
     """A broken or unsuitable checkpoint shows before an engine is started; what is left out of it is said."""
     arch = read_architecture(path)
-    if is_dist_checkpoint(path):
+    if holds_megatron_checkpoint(path):
         read_metadata(path)
         return
     parts = [part for rule in arch.parameter_rules(1) for part in rule.parts]

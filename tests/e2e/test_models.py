@@ -14,44 +14,59 @@ from agreement import assert_engine_and_learner_agree, assert_same_step
 from jobs import ROOT, Workspace
 
 
-def write_model_with_experts(directory: Path) -> None:
-    """Qwen3-MoE with the quickstart's tokenizer; weights large enough to show."""
+def write_deepseek(directory: Path) -> None:
+    """DeepSeek-V3 with the quickstart's tokenizer: latent attention, YaRN, a dense layer, experts, a router bias."""
     from rlmegatron.platform.torchvision_ops import install_torchvision_hook
 
     install_torchvision_hook()
     import torch
     from quickstart import tiny_model
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     dense = tiny_model.model_config()
     torch.manual_seed(5)
-    config = Qwen3MoeConfig(
+    config = DeepseekV3Config(
         **{key: getattr(dense, key) for key in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")},
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=128,
-        num_experts=8,
+        num_key_value_heads=4,
+        q_lora_rank=24,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
         num_experts_per_tok=2,
+        n_group=4,
+        topk_group=2,
         moe_intermediate_size=32,
-        norm_topk_prob=True,
+        max_position_embeddings=128,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 8,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     )
-    model = Qwen3MoeForCausalLM(config)
+    model = DeepseekV3ForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.1)
+        model.model.layers[1].mlp.gate.e_score_correction_bias.normal_(std=0.3)
     model.generation_config = tiny_model.generation_config()
     model.save_pretrained(directory)
     tiny_model.build_tokenizer().save_pretrained(directory)
 
 
 @pytest.mark.slow
-def test_a_model_with_experts_trains_alike_wherever_they_lie(workspace: Workspace) -> None:
-    write_model_with_experts(workspace.path / "experts")
+def test_deepseek_trains_alike_wherever_its_experts_lie(workspace: Workspace) -> None:
+    write_deepseek(workspace.path / "experts")
     settings = ("model.path=experts", "train.steps=2", "eval.sets={}")
     spread = workspace.train("experts_spread", *settings, "parallel.expert=2")
     assert_engine_and_learner_agree(spread, (1, 2))

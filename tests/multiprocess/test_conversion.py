@@ -5,6 +5,7 @@ What this does not prove: memory and time at real sizes (see test_conversion_mem
 
 from __future__ import annotations
 
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conversions import contents, describe, differing, to_hf, to_mcore, weights
-from family_models import VARIANTS, has_experts, write_families
+from family_models import VARIANTS, has_experts
 from ranks import run_ranks
 from sharded import Layout, policy, start, streamed
 from test_families import EP2, EP4, PP2, TP2, TP2_EP2, TP2_EP2_ETP2, TP2_PP2, VPP2
@@ -23,6 +24,7 @@ from rlmegatron.config.schema import ModelConfig
 from rlmegatron.learner.build import HiddenStatesModel, ValueModel
 from rlmegatron.learner.groups import Topology
 from rlmegatron.learner.model import ShardedModel
+from rlmegatron.models.dist_checkpoint import read_metadata
 from rlmegatron.models.load import slices
 from rlmegatron.models.table import read_architecture
 
@@ -30,35 +32,27 @@ DENSE = [name for name in VARIANTS if not has_experts(name)]
 MOE = [name for name in VARIANTS if has_experts(name)]
 
 
-@pytest.fixture(scope="session")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of Hugging Face directories, one a variant."""
-    directory = tmp_path_factory.mktemp("sources")
-    run_ranks(write_families, 1, directory)
-    return directory
-
-
-def convert_all(sources: Path, out: Path, variants: list[str], dtype: str) -> list[str]:
-    return [to_mcore(sources / variant, out / variant, dtype=dtype) for variant in variants]
+def convert_all(families: Path, out: Path, variants: list[str], dtype: str) -> list[str]:
+    return [to_mcore(families / variant, out / variant, dtype=dtype) for variant in variants]
 
 
 @pytest.fixture(scope="session")
-def converted(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def converted(families: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of Megatron checkpoints in fp32, one a variant, written by one process."""
     out = tmp_path_factory.mktemp("converted")
-    (said,) = run_ranks(convert_all, 1, sources, out, list(VARIANTS), "fp32")
+    (said,) = run_ranks(convert_all, 1, families, out, list(VARIANTS), "fp32")
     assert not any(text.startswith("FAILED") for text in said), said
     return out
 
 
-def lost_on_the_way(sources: Path, converted: Path, out: Path, dtype: str) -> dict[str, Any]:
+def lost_on_the_way(families: Path, converted: Path, out: Path, dtype: str) -> dict[str, Any]:
     """Variant -> what of its source does not come back as it was, or as its cast to bf16."""
     found: dict[str, Any] = {}
     for variant in VARIANTS:
         if dtype != "fp32":
-            to_mcore(sources / variant, converted / variant, dtype=dtype, verify=True)
+            to_mcore(families / variant, converted / variant, dtype=dtype, verify=True)
         to_hf(converted / variant, out / variant, dtype=dtype, bytes_per_file=100_000)
-        expected = weights(sources / variant)
+        expected = weights(families / variant)
         if dtype == "bf16":
             kept = "e_score_correction_bias"
             expected = {name: t if name.endswith(kept) else t.bfloat16() for name, t in expected.items()}
@@ -66,15 +60,15 @@ def lost_on_the_way(sources: Path, converted: Path, out: Path, dtype: str) -> di
     return found
 
 
-def test_every_family_comes_back_bit_for_bit(sources: Path, converted: Path, tmp_path: Path) -> None:
-    (lost,) = run_ranks(lost_on_the_way, 1, sources, converted, tmp_path, "fp32")
-    assert lost == dict.fromkeys(VARIANTS, [])
+def test_every_family_comes_back_bit_for_bit(families: Path, converted: Path, tmp_path: Path) -> None:
+    (lost,) = run_ranks(lost_on_the_way, 1, families, converted, tmp_path, "fp32")
+    assert lost == {variant: [] for variant in VARIANTS}
 
 
 @pytest.mark.slow
-def test_bf16_is_the_cast_of_the_source_but_for_the_bias_of_routers(sources: Path, tmp_path: Path) -> None:
-    (lost,) = run_ranks(lost_on_the_way, 1, sources, tmp_path / "mcore", tmp_path / "hf", "bf16")
-    assert lost == dict.fromkeys(VARIANTS, [])
+def test_bf16_is_the_cast_of_the_source_but_for_the_bias_of_routers(families: Path, tmp_path: Path) -> None:
+    (lost,) = run_ranks(lost_on_the_way, 1, families, tmp_path / "mcore", tmp_path / "hf", "bf16")
+    assert lost == {variant: [] for variant in VARIANTS}
 
 
 def loaded(kind: type[HiddenStatesModel], directory: Path, topology: Topology) -> ShardedModel:
@@ -87,12 +81,12 @@ def loaded(kind: type[HiddenStatesModel], directory: Path, topology: Topology) -
     return model
 
 
-def load_at(sources: Path, checkpoints: Path, variants: list[str], layout: Layout) -> dict[str, Any]:
+def load_at(families: Path, checkpoints: Path, variants: list[str], layout: Layout) -> dict[str, Any]:
     """Variant -> what differs from the source on this rank: of the policy streamed, its padding, a critic's body."""
     topology = start(layout)
     found: dict[str, Any] = {}
     for variant in variants:
-        expected = weights(sources / variant)
+        expected = weights(families / variant)
         policy_model = loaded(HiddenStatesModel, checkpoints / variant, topology)
         wrong = [*differing(streamed(policy_model), expected), *filled_padding(policy_model)]
         critic = loaded(ValueModel, checkpoints / variant, topology)
@@ -118,9 +112,9 @@ def filled_padding(model: ShardedModel) -> list[str]:
     return wrong
 
 
-def assert_loads(sources: Path, checkpoints: Path, variants: list[str], layout: Layout) -> None:
-    found = run_ranks(load_at, layout.num_ranks, sources, checkpoints, variants, layout)
-    assert found == [dict.fromkeys(variants, [])] * layout.num_ranks
+def assert_loads(families: Path, checkpoints: Path, variants: list[str], layout: Layout) -> None:
+    found = run_ranks(load_at, layout.num_ranks, families, checkpoints, variants, layout)
+    assert found == [{variant: [] for variant in variants}] * layout.num_ranks
 
 
 @pytest.mark.parametrize(
@@ -128,20 +122,39 @@ def assert_loads(sources: Path, checkpoints: Path, variants: list[str], layout: 
     [("llama-3-tied-1-kv-head", TP2), ("qwen2-yarn", PP2), ("deepseek-v3", TP2_EP2), ("qwen3-moe-mixed", VPP2)],
     ids=str,
 )
-def test_a_converted_checkpoint_loads(sources: Path, converted: Path, variant: str, layout: Layout) -> None:
-    assert_loads(sources, converted, [variant], layout)
+def test_a_converted_checkpoint_loads(families: Path, converted: Path, variant: str, layout: Layout) -> None:
+    assert_loads(families, converted, [variant], layout)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout(1, {}), TP2, PP2, TP2_PP2, VPP2], ids=str)
-def test_dense_checkpoints_load_at_every_layout(sources: Path, converted: Path, layout: Layout) -> None:
-    assert_loads(sources, converted, DENSE, layout)
+def test_dense_checkpoints_load_at_every_layout(families: Path, converted: Path, layout: Layout) -> None:
+    assert_loads(families, converted, DENSE, layout)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [TP2, TP2_PP2, VPP2, EP2, EP4, TP2_EP2, TP2_EP2_ETP2], ids=str)
-def test_checkpoints_with_experts_load_at_every_layout(sources: Path, converted: Path, layout: Layout) -> None:
-    assert_loads(sources, converted, MOE, layout)
+def test_checkpoints_with_experts_load_at_every_layout(families: Path, converted: Path, layout: Layout) -> None:
+    assert_loads(families, converted, MOE, layout)
+
+
+def refused(directory: Path, layout: Layout) -> str:
+    topology = start(layout)
+    try:
+        loaded(HiddenStatesModel, directory, topology)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_what_one_stage_misses_is_told_on_every_rank(converted: Path, tmp_path: Path) -> None:
+    """The last layer's router is the second stage's business alone."""
+    directory = shutil.copytree(converted / "deepseek-v3", tmp_path / "deepseek-v3")
+    metadata = read_metadata(directory)
+    del metadata.state_dict_metadata["decoder.layers.3.mlp.router.weight"]
+    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+    found = run_ranks(refused, 2, directory, PP2, timeout_s=30)
+    assert found == [f"{directory}: has no tensor decoder.layers.3.mlp.router.weight"] * 2
 
 
 def save_at(source: str, layout: Layout, out: str) -> None:
@@ -166,34 +179,34 @@ def assert_a_run_s_checkpoint_converts(source: Path, layout: Layout, out: Path) 
     assert re.search(r"left out \d+ tensors of the optimizer\n", said)
 
 
-def test_a_run_s_checkpoint_converts_bit_for_bit(sources: Path, tmp_path: Path) -> None:
+def test_a_run_s_checkpoint_converts_bit_for_bit(families: Path, tmp_path: Path) -> None:
     """Qwen3's tied vocabulary is padded to 48 rows there, and to 40 in a model that is not cut."""
-    assert_a_run_s_checkpoint_converts(sources / "qwen3", TP2, tmp_path)
+    assert_a_run_s_checkpoint_converts(families / "qwen3", TP2, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("variant", "layout", "other"), [("qwen3", TP2_PP2, VPP2), ("deepseek-v3", EP2, TP2_EP2)])
 def test_checkpoints_of_other_layouts_convert_and_load_elsewhere(
-    sources: Path, tmp_path: Path, variant: str, layout: Layout, other: Layout
+    families: Path, tmp_path: Path, variant: str, layout: Layout, other: Layout
 ) -> None:
-    assert_a_run_s_checkpoint_converts(sources / variant, layout, tmp_path)
+    assert_a_run_s_checkpoint_converts(families / variant, layout, tmp_path)
     (tmp_path / "saved").rename(tmp_path / variant)
-    shutil.copy(sources / variant / "config.json", tmp_path / variant)
-    assert_loads(sources, tmp_path, [variant], other)
+    shutil.copy(families / variant / "config.json", tmp_path / variant)
+    assert_loads(families, tmp_path, [variant], other)
 
 
-def save_with_megatron(sources: Path, out: Path, variants: list[str]) -> None:
+def save_with_megatron(families: Path, out: Path, variants: list[str]) -> None:
     from megatron.core import dist_checkpointing
 
     topology = start(Layout(1, {}))
     for variant in variants:
-        model = loaded(HiddenStatesModel, sources / variant, topology)
+        model = loaded(HiddenStatesModel, families / variant, topology)
         (out / variant).mkdir()
         dist_checkpointing.save({"chunk_0": model.chunks[0].sharded_state_dict()}, str(out / variant))
 
 
-def assert_as_megatron_writes_it(sources: Path, converted: Path, out: Path, variants: list[str]) -> None:
-    run_ranks(save_with_megatron, 1, sources, out, variants)
+def assert_as_megatron_writes_it(families: Path, converted: Path, out: Path, variants: list[str]) -> None:
+    run_ranks(save_with_megatron, 1, families, out, variants)
     for variant in variants:
         ours, megatrons = describe(converted / variant), describe(out / variant)
         assert ours == megatrons
@@ -201,18 +214,18 @@ def assert_as_megatron_writes_it(sources: Path, converted: Path, out: Path, vari
 
 
 def test_keys_shapes_types_and_boxes_are_those_that_megatron_writes(
-    sources: Path, converted: Path, tmp_path: Path
+    families: Path, converted: Path, tmp_path: Path
 ) -> None:
     """Llama's layers are stacked along a first dimension; DeepSeek's, being of two kinds, are not."""
-    assert_as_megatron_writes_it(sources, converted, tmp_path, ["llama", "deepseek-v3"])
+    assert_as_megatron_writes_it(families, converted, tmp_path, ["llama", "deepseek-v3"])
     llama, deepseek = describe(converted / "llama"), describe(converted / "deepseek-v3")
     assert llama["decoder.layers.mlp.linear_fc2.weight"][1] == (4, 32, 48)
     assert deepseek["decoder.layers.0.mlp.linear_fc2.weight"][1] == (32, 48)
 
 
 @pytest.mark.slow
-def test_every_family_is_written_as_megatron_writes_it(sources: Path, converted: Path, tmp_path: Path) -> None:
-    assert_as_megatron_writes_it(sources, converted, tmp_path, list(VARIANTS))
+def test_every_family_is_written_as_megatron_writes_it(families: Path, converted: Path, tmp_path: Path) -> None:
+    assert_as_megatron_writes_it(families, converted, tmp_path, list(VARIANTS))
 
 
 def there_and_back(source: Path, out: Path) -> None:
@@ -220,9 +233,9 @@ def there_and_back(source: Path, out: Path) -> None:
     assert not any(text.startswith("FAILED") for text in said), said
 
 
-def test_two_processes_write_what_one_writes(sources: Path, tmp_path: Path) -> None:
+def test_two_processes_write_what_one_writes(families: Path, tmp_path: Path) -> None:
     for num_ranks in (1, 2):
-        run_ranks(there_and_back, num_ranks, sources / "deepseek-v3", tmp_path / str(num_ranks))
+        run_ranks(there_and_back, num_ranks, families / "deepseek-v3", tmp_path / str(num_ranks))
     assert contents(tmp_path / "1/mcore") == contents(tmp_path / "2/mcore")
     assert contents(tmp_path / "1/hf") == contents(tmp_path / "2/hf")
     assert len(list((tmp_path / "1/hf").glob("*.safetensors"))) > 2

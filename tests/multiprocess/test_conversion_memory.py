@@ -1,4 +1,4 @@
-"""A converter's memory is that of the largest group, not of the model: measured by the kernel on processes of their own.
+"""A converter's memory is that of the largest group, not of the model: measured on processes of their own.
 
 What this does not prove: the same at hundreds of GB, or with the page cache of other systems.
 """

@@ -291,7 +291,7 @@ def test_types_may_change_on_either_way(tmp_path: Path) -> None:
 
 
 def of_fp8(directory: Path) -> dict[str, Any]:
-    """DeepSeek-V3 as it is published: FP8 weights in blocks with their scales, and a layer that predicts more tokens."""
+    """DeepSeek-V3 as it is published: FP8 weights in blocks with scales, and a layer that predicts more tokens."""
     hf, block = directory / "hf", 16
     write_variant(hf, "deepseek-v3")
     generator = torch.Generator().manual_seed(1)

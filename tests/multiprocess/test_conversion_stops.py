@@ -26,8 +26,13 @@ VARIANT = "qwen3-moe"  # six groups: the embedding, four layers, the head
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("source") / VARIANT
-    run_ranks(write_variant, 1, directory, VARIANT)
+    run_ranks(write_source, 1, directory)
     return directory
+
+
+def write_source(directory: Path) -> None:
+    """Its vocabulary is larger than the buffer of an open file."""
+    write_variant(directory, VARIANT, vocab_size=3000)
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +107,18 @@ def killed_while_reserving(mcore: Path, out: Path) -> None:
         die()
 
     os.posix_fallocate = reserve
-    to_hf(mcore, out, bytes_per_file=100_000)
+    to_hf_in_small_files(mcore, out)
+
+
+def to_hf_in_small_files(mcore: Path, out: Path) -> str:
+    return to_hf(mcore, out, bytes_per_file=100_000)
 
 
 def test_files_that_were_not_reserved_to_the_end_are_begun_anew(whole: Path, source: Path, tmp_path: Path) -> None:
     with pytest.raises(RanksFailed):
         run_ranks(killed_while_reserving, 1, whole / "mcore", tmp_path / "out")
     assert list((tmp_path / "out.partial").glob("*.safetensors"))
-    ((said, _),) = run_ranks(groups_done, 1, to_hf, whole / "mcore", tmp_path / "out")
+    (said,) = run_ranks(to_hf_in_small_files, 1, whole / "mcore", tmp_path / "out")
     assert "FAILED" not in said
     assert differing(weights(tmp_path / "out"), weights(source)) == []
 
@@ -143,7 +152,7 @@ def test_something_else_is_refused(source: Path, whole: Path, tmp_path: Path) ->
     for case, changed in (
         ("dtype", "--dtype"),
         ("other source", "--hf"),
-        ("other direction", "--hf, --mcore, .metadata, config.json, model.safetensors"),
+        ("other direction", "--file-gb, --hf, --mcore, .metadata, config.json, model.safetensors"),
         ("touched", "model.safetensors"),
     ):
         assert found[case] == (
@@ -247,7 +256,7 @@ def test_a_full_disk_is_told_and_the_conversion_goes_on_once_there_is_room(
     assert found["mcore at once"].endswith(" bytes, the disk has 1,000 left")
     assert found["mcore midway"] == (
         "FAILED the conversion failed on rank 0: OSError: [Errno 27] cannot write it: File too large: "
-        f"'{tmp_path}/a.partial/__1_0.distcp'"
+        f"'{tmp_path}/a.partial/__0_0.distcp'"
     )
     assert f"cannot write {tmp_path}/b.partial/model.safetensors: File too large" in found["hf at once"]
     assert f"cannot write {tmp_path}/b.partial/model.safetensors: No space left" in found["hf midway"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from family_models import VARIANTS, family_references, has_experts, sequences, write_families
+from family_models import VARIANTS, family_references, has_experts, sequences
 from ranks import run_ranks
 from safetensors.torch import load_file
 from sharded import Layout, sharded_model, start, streamed
@@ -36,13 +36,6 @@ TP2_EP2_ETP2 = Layout(4, {"tensor": 2, "expert": 2, "expert_tensor": 2, "sequenc
 PP2_EP2_ETP2 = Layout(8, {"pipeline": 2, "expert": 2, "expert_tensor": 2})
 TP4 = Layout(4, {"tensor": 4, "sequence": True})
 UNEVEN = Layout(2, {"pipeline": 2, "first_stage_layers": 1})
-
-
-@pytest.fixture(scope="session")
-def families(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("families")
-    run_ranks(write_families, 1, directory)
-    return directory
 
 
 @pytest.fixture(scope="session")

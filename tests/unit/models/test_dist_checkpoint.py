@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from rlmegatron.models.dist_checkpoint import check_shapes, is_dist_checkpoint, left_out, read_metadata
+from rlmegatron.models.card import holds_megatron_checkpoint
+from rlmegatron.models.dist_checkpoint import check_shapes, left_out, read_metadata
 
 EMBEDDING = "embedding.word_embeddings.weight"
 QKV = "decoder.layers.self_attention.linear_qkv.weight"
@@ -126,7 +127,7 @@ def test_dotted_names_do_not_lead_out_of_what_is_allowed(checkpoint: Path) -> No
 @pytest.mark.parametrize("name", [".metadata", "metadata.json"])
 def test_a_checkpoint_without_the_files_that_come_last_is_unfinished(checkpoint: Path, name: str) -> None:
     (checkpoint / name).unlink()
-    assert is_dist_checkpoint(checkpoint)
+    assert holds_megatron_checkpoint(checkpoint)
     with pytest.raises(ValueError, match=f"{checkpoint}/{name} does not exist: .* or an unfinished one"):
         read_metadata(checkpoint)
 
@@ -134,8 +135,8 @@ def test_a_checkpoint_without_the_files_that_come_last_is_unfinished(checkpoint:
 def test_other_directories_are_no_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "metadata.json").touch()
-    assert not is_dist_checkpoint(tmp_path)
-    assert not is_dist_checkpoint(tmp_path / "absent")
+    assert not holds_megatron_checkpoint(tmp_path)
+    assert not holds_megatron_checkpoint(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(
