@@ -108,27 +108,32 @@ def main(arguments: Sequence[str]) -> int:
     return _reporting_mistakes(given.config, lambda: _check(given))
 
 
-def examine(path: str, overrides: Sequence[str], *, world_size: tuple[int, str] | None) -> Checked:
+def examine(
+    path: str, overrides: Sequence[str], *, world_size: tuple[int, str] | None, plans_only: bool = False
+) -> Checked:
     """Check everything that is known before a device is touched.
 
-    world_size: the number of ranks and where it came from; None takes the fewest that fit. Raises ConfigError with all
-    problems.
+    world_size: the number of ranks and where it came from; None takes the fewest that fit. plans_only: models without
+    weights will do. Raises ConfigError with all problems.
     """
     cfg = load(path, overrides)
     found: list[str] = []
-    card = _card(found, lambda: read_model_card(cfg.model.path))
+    card = _card(found, lambda: read_model_card(cfg.model.path, plans_only=plans_only))
     critic_path = cfg.critic.path if cfg.trains_critic else None
-    critic_card = _card(found, lambda: read_model_card(critic_path, key="critic.path")) if critic_path else None
+    critic_card = None
+    if critic_path:
+        critic_card = _card(found, lambda: read_model_card(critic_path, key="critic.path", plans_only=plans_only))
     size, size_from = world_size or (_smallest(cfg), "the fewest that fit; --ranks sets another number")
     known = {f"algorithm.{kind}": names for kind, names in TABLE.items()}
     found += problems(cfg, world_size=size, card=card, critic_card=critic_card, known=known)
     if card is not None:
-        found += _refusal(lambda: refuse_what_engines_cannot_serve(read_architecture(cfg.model.path), on_cpu=False))
+        found += _refusal(lambda: refuse_what_engines_cannot_serve(read_architecture(cfg.model.path)))
     found += path_problems(cfg)
     found += _refusal(lambda: resolve_reward(cfg.reward.name, cfg.reward.args))
     if found or card is None:
         raise ConfigError(found)
-    return Checked(cfg, card, critic_card, size, size_from, warnings(cfg, world_size=size, card=card))
+    notes = [*warnings(cfg, world_size=size, card=card), *card.absent, *(critic_card.absent if critic_card else ())]
+    return Checked(cfg, card, critic_card, size, size_from, notes)
 
 
 def _check(given: argparse.Namespace) -> int:
@@ -137,7 +142,7 @@ def _check(given: argparse.Namespace) -> int:
         world_size = (given.ranks, "from --ranks")
     elif "WORLD_SIZE" in os.environ:
         world_size = (_environment_ranks(), "from WORLD_SIZE")
-    checked = examine(given.config, given.overrides, world_size=world_size)
+    checked = examine(given.config, given.overrides, world_size=world_size, plans_only=True)
     if _speaks():
         print(checked.report())
     return 0

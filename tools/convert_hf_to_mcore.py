@@ -30,6 +30,7 @@ exit codes: 0 done, 1 failed, 2 a mistake in the arguments or the source, or a f
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert; returns the exit code."""
     given = _parser().parse_args(argv)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any directory, installed or not
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: weights go from disk to disk
     from rlmegatron.conversion.command import run
     from rlmegatron.conversion.hf_to_mcore import convert
@@ -55,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
         "--dtype", choices=("bf16", "fp32"), default="bf16", help="type of the weights written (default: bf16)"
     )
     parser.add_argument(
-        "--verify", action="store_true", help="read the result again and compare every tensor with its source"
+        "--verify",
+        action="store_true",
+        help="read the result, also one that is there already, and compare every tensor with its source",
     )
     return parser
 

@@ -30,6 +30,7 @@ exit codes: 0 done, 1 failed, 2 a mistake in the arguments or the checkpoint, or
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert; returns the exit code."""
     given = _parser().parse_args(argv)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any directory, installed or not
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: weights go from disk to disk
     from rlmegatron.conversion.command import run
     from rlmegatron.conversion.mcore_to_hf import convert

@@ -92,6 +92,8 @@ class ModelCard:
     """What the last stage holds besides layers, but for `copies`."""
     copies: Count
     """What the last stage holds of the first one's once more where it is another (tied embeddings)."""
+    absent: tuple[str, ...] = ()
+    """What a run will need and a plan of its layout does not, a sentence each."""
 
     @property
     def num_parameters(self) -> int:

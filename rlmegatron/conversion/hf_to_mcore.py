@@ -22,7 +22,7 @@ from rlmegatron.distributed.world import World
 from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.groups import Topology
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.card import holds_megatron_checkpoint
+from rlmegatron.models.card import has_tokenizer, holds_megatron_checkpoint
 from rlmegatron.models.decoder_rules import EMBEDDING, HEAD
 from rlmegatron.models.export import CONFIG_FILE, write_companions
 from rlmegatron.models.load import slices
@@ -34,10 +34,17 @@ _BYTES_AT_ONCE = 1 << 27
 
 
 def convert(world: World, topology: Topology, *, hf: Path, out: Path, dtype: str, verify: bool, say: Progress) -> None:
-    """Collective. A stopped conversion goes on where it stood; RankFailure on every rank where any rank fails."""
+    """Collective. A stopped conversion goes on where it stood, and one that is finished can still be verified.
+
+    RankFailure on every rank where any rank fails.
+    """
     world.lead(lambda: say.lines(_check(hf)))
     arch, source, groups = world.settle("the start", lambda: _plan(hf, topology, dtype))
     journal = Journal(out)
+    if verify and world.lead(lambda: holds_megatron_checkpoint(out)):
+        world.lead(lambda: say.lines([f"{out} is there already: verifying it"]))
+        _verify(world, journal, groups, Comparison(source, DistReader(out), journal, say), say)
+        return
     world.lead(lambda: _open(journal, source, groups, dtype))
     writer = DistWriter(journal.partial)
 
@@ -52,9 +59,15 @@ def convert(world: World, topology: Topology, *, hf: Path, out: Path, dtype: str
     Share(world, journal, groups).each("conversion", write, say)
     world.lead(lambda: _complete(journal, writer, groups))
     if verify:
-        compare = Comparison(source, journal, say)
-        Share(world, journal, groups, again=True).each("verification", compare.group, say)
+        _verify(world, journal, groups, Comparison(source, DistReader(journal.partial), journal, say), say)
     world.lead(lambda: _finish(journal, hf, arch, dtype))
+    world.lead(lambda: say.lines([f"wrote {out}: {sum(group.num_bytes for group in groups):,} bytes in {dtype}"]))
+
+
+def _verify(world: World, journal: Journal, groups: Sequence[Group], compare: Comparison, say: Progress) -> None:
+    Share(world, journal, groups, again=True).each("verification", compare.group, say)
+    count = sum(len(entry.rule.parts) for group in groups for entry in group.entries)
+    world.lead(lambda: say.lines([f"verified: {count:,} tensors are those of the source, bit for bit"]))
 
 
 def _check(hf: Path) -> list[str]:
@@ -64,7 +77,8 @@ def _check(hf: Path) -> list[str]:
         raise ValueError(f"{hf} is a Megatron checkpoint; --hf takes a Hugging Face directory with safetensors")
     source = SafetensorsDirectory(hf, fp8_block=arch.fp8_block)
     parts = [part for rule in arch.parameter_rules(1) for part in rule.parts]
-    return source.expect(parts, arch.dropped, copies={HEAD: EMBEDDING} if arch.tied_embeddings else None)
+    lines = source.expect(parts, arch.dropped, copies={HEAD: EMBEDDING} if arch.tied_embeddings else None)
+    return lines if has_tokenizer(hf) else [*lines, f"{hf} has no tokenizer, which training will ask for"]
 
 
 def _plan(hf: Path, topology: Topology, dtype: str) -> tuple[Architecture, SafetensorsDirectory, list[Group]]:
@@ -115,9 +129,8 @@ def _finish(journal: Journal, hf: Path, arch: Architecture, dtype: str) -> None:
 class Comparison:
     """Whether a checkpoint holds, bit for bit, what the source says in the checkpoint's type."""
 
-    def __init__(self, source: SafetensorsDirectory, journal: Journal, say: Progress) -> None:
-        self._source, self._journal, self._say = source, journal, say
-        self._reader = DistReader(journal.partial)
+    def __init__(self, source: SafetensorsDirectory, reader: DistReader, journal: Journal, say: Progress) -> None:
+        self._source, self._reader, self._journal, self._say = source, reader, journal, say
 
     def group(self, number: int, group: Group) -> None:
         """ValueError names the first tensor that differs; its group is no longer taken for finished."""
@@ -127,10 +140,9 @@ class Comparison:
             differs = self._difference(entry.rule, tensors[entry.rule.parameter])
             if differs is not None:
                 self._journal.forget(number)
-                raise ValueError(
-                    f"{self._reader.directory}: {entry.rule.parameter} is not {differs}; the same command writes "
-                    f"{group.name} anew"
-                )
+                is_finished = self._reader.directory != self._journal.partial
+                then = "delete it and convert again" if is_finished else f"the same command writes {group.name} anew"
+                raise ValueError(f"{self._reader.directory}: {entry.rule.parameter} is not {differs}; {then}")
             self._say.advance(entry.num_bytes)
         self._source.release()
 

@@ -66,6 +66,7 @@ def convert(
 
     Share(world, journal, groups).each("conversion", write, say)
     world.lead(lambda: _finish(journal, hf_config, arch, dtype))
+    world.lead(lambda: say.lines([f"wrote {out}: {sum(one.num_bytes for one in tensors):,} bytes in {dtype}"]))
 
 
 def _check(mcore: Path, hf_config: Path) -> None:

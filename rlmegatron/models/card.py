@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,19 @@ _MEGATRON_FILES = (".metadata", "metadata.json", "common.pt")
 _KINDS = "config.json and tokenizer with safetensors (Hugging Face) or a Megatron dist-checkpoint"
 
 
-def read_model_card(path: str, *, key: str = "model.path") -> ModelCard:
+def read_model_card(path: str, *, key: str = "model.path", plans_only: bool = False) -> ModelCard:
     """The card of the model directory `path`, whose files are checked for presence (weights, tokenizer) too.
 
-    `key` is the config key the path came from and opens every line of the ValueError, which lists all problems.
+    `key` is the config key the path came from and opens every line of the ValueError, which lists all problems. With
+    `plans_only` a directory without any weights will do, as a layout follows from config.json; the card says so.
     """
     directory = Path(path)
     if not directory.is_dir():
         what = "is a file" if directory.exists() else "does not exist"
         raise ValueError(f"{key}: {path} {what}; use a directory with {_KINDS}")
-    problems = _weight_problems(directory) + _tokenizer_problems(directory)
+    has_weights = holds_megatron_checkpoint(directory) or any(directory.glob("*.safetensors*"))
+    absent = [] if has_weights or not plans_only else [f"{key}: {path} has no weights, which a run will need"]
+    problems = [] if absent else _weight_problems(directory) + _tokenizer_problems(directory)
     architecture, has_chat_template = None, False
     try:
         has_chat_template = _has_chat_template(directory)
@@ -48,7 +52,8 @@ def read_model_card(path: str, *, key: str = "model.path") -> ModelCard:
         problems.insert(0, str(error))
     if problems or architecture is None:
         raise ValueError("\n".join(f"{key}: {problem}" for problem in problems))
-    return model_card(architecture, path=path, has_chat_template=has_chat_template)
+    card = model_card(architecture, path=path, has_chat_template=has_chat_template)
+    return replace(card, absent=tuple(absent))
 
 
 def holds_megatron_checkpoint(path: str | Path) -> bool:
@@ -190,8 +195,13 @@ def _shard_problem(path: Path) -> str | None:
     return None
 
 
+def has_tokenizer(path: str | Path) -> bool:
+    """Whether a directory has the files that a tokenizer is read from."""
+    return any(all((Path(path) / name).is_file() for name in names) for names in _TOKENIZER_FILES)
+
+
 def _tokenizer_problems(directory: Path) -> list[str]:
-    if any(all((directory / name).is_file() for name in names) for names in _TOKENIZER_FILES):
+    if has_tokenizer(directory):
         return []
     looked_for = ", nor ".join(" with ".join(names) for names in _TOKENIZER_FILES)
     return [f"{directory} has no tokenizer: neither {looked_for}"]

@@ -86,9 +86,11 @@ class SafetensorsDirectory:
         needed |= self._scales_of(needed)
         present = {name: shape for name, shape in needed.items() if name in self}
         faults = [*self._missing(needed), *self._misfits(present)]
-        lines, spare = self._sort_out([name for name in self._files if name not in needed], dropped, copies or {})
+        unlisted = self._unlisted()
+        others = [name for name in (*self._files, *unlisted) if name not in needed]
+        lines, spare = self._sort_out(others, dropped, copies or {})
         if spare:
-            shown = _some([f"{name} ({self._files[name]})" for name in spare])
+            shown = _some([f"{name} ({self._files.get(name) or unlisted[name]})" for name in spare])
             faults.append(f"{self.directory}: tensors that this model does not have: {shown}")
         _raise_all(faults)
         return [*lines, *self._confirm_copies(copies or {}, needed)]
@@ -139,6 +141,11 @@ class SafetensorsDirectory:
                 continue
             faults.setdefault(self._files[name], []).append(says)
         return [f"{self.directory / file}: {_some(says, separator='; ')}" for file, says in faults.items()]
+
+    def _unlisted(self) -> dict[str, str]:
+        """What files hold and the index does not name: tensor -> file."""
+        files = sorted(set(self._files.values()))
+        return {name: file for file in files for name in self._header(file) if name not in self._files}
 
     def _scales_of(self, needed: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         return {

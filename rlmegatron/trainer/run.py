@@ -49,6 +49,7 @@ from rlmegatron.trainer.collect import Rollout
 from rlmegatron.trainer.update import Objectives
 from rlmegatron.types import Prompt
 from rlmegatron.weight_sync.choose import choose_transport
+from rlmegatron.weight_sync.engine_config import keys_for_engines
 from rlmegatron.weight_sync.engine_limits import refuse_what_engines_cannot_serve
 from rlmegatron.weight_sync.engine_worker import REPORT
 from rlmegatron.weight_sync.hf_stream import HfStream
@@ -128,7 +129,7 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     for path in dict.fromkeys([cfg.model.path, cfg.critic.path or cfg.model.path]):
         world.lead(partial(_check_weights, path))
     arch = world.settle("model", lambda: read_architecture(cfg.model.path))
-    world.lead(lambda: refuse_what_engines_cannot_serve(arch, on_cpu=world.device.type == "cpu"))
+    world.lead(lambda: refuse_what_engines_cannot_serve(arch))
     tokenizer = world.settle("tokenizer", lambda: _tokenizer(cfg.model.path))
     reward = world.settle("reward", lambda: _judge(cfg, undo))
     advantage = world.settle("algorithm", lambda: resolve("advantage", cfg.algorithm.advantage))
@@ -138,7 +139,7 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     world.lead(lambda: _check_resume(cfg, checkpoints, needs_critic=needs_critic))
     prompts, eval_sets = _data(cfg, world, tokenizer)
     _say(world, f"starting engines of {cfg.rollout.tensor} on {world.size} ranks; their logs are {cfg.directory}/logs")
-    engine_model = world.lead(lambda: _engine_model(cfg, arch))
+    engine_model = world.lead(lambda: _engine_model(cfg, arch, on_cpu=world.device.type == "cpu"))
     rollout = world.settle("engine start", lambda: _rollout(cfg, world, tokenizer, engine_model, undo))
     if world.device.type == "cuda":
         # The two cannot be on the device together; on a CPU they can, and starting side by side is faster.
@@ -225,17 +226,17 @@ def _check_weights(path: str) -> None:
         print(f"{path}: {line}", flush=True)
 
 
-def _engine_model(cfg: RunConfig, arch: Architecture) -> str:
+def _engine_model(cfg: RunConfig, arch: Architecture, *, on_cpu: bool) -> str:
     """Where engines read config.json: they serve what the learner trains, which is never quantised."""
     source, config = Path(cfg.model.path), read_config(cfg.model.path)
-    missing = {key: value for key, value in arch.engine_keys if key not in config}
-    if not missing and not arch.exported_keys:
+    added = keys_for_engines(config, arch, on_cpu=on_cpu)
+    if not added and not arch.exported_keys:
         return cfg.model.path
     directory = Path(cfg.directory) / "engine_model"
     directory.mkdir(exist_ok=True)
     copy_companions(source, directory)
     dtype = DTYPES[cfg.rollout.dtype or cfg.model.dtype]
-    config = {**missing, **exported_config(config, arch, dtype)}
+    config = {**exported_config(config, arch, dtype), **added}
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return str(directory)
 

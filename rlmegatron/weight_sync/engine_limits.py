@@ -1,6 +1,6 @@
 """What a config.json may say, and SGLang would compute otherwise or not at all.
 
-In: an architecture and whether engines run on a CPU. Out: nothing, or a ValueError before anything starts: without it
+In: an architecture. Out: nothing, or a ValueError before anything starts: without it
 such a model would fail at its first publish, or generate with other numbers than the learner's. Pure; must never import
 torch or sglang. The facts are those of sglang 0.5.21, each with its file.
 """
@@ -13,9 +13,9 @@ from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.rope import inferred_attention_factor
 
 
-def refuse_what_engines_cannot_serve(arch: Architecture, *, on_cpu: bool) -> None:
+def refuse_what_engines_cannot_serve(arch: Architecture) -> None:
     """ValueError names every reason; converting and exporting such a model works all the same."""
-    reasons = [*_of_yarn(arch), *_of_experts(arch), *_of_mixtral(arch), *_of_latent_attention(arch, on_cpu=on_cpu)]
+    reasons = [*_of_yarn(arch), *_of_experts(arch), *_of_mixtral(arch), *_of_latent_attention(arch)]
     if reasons:
         raise ValueError(f"config.json: SGLang cannot serve this {arch.name}: {'; '.join(reasons)}")
 
@@ -50,7 +50,7 @@ def _of_mixtral(arch: Architecture) -> Iterator[str]:
         yield f"head_dim ({arch.head_dim}) must be hidden_size / num_attention_heads ({size:g})"
 
 
-def _of_latent_attention(arch: Architecture, *, on_cpu: bool) -> Iterator[str]:
+def _of_latent_attention(arch: Architecture) -> Iterator[str]:
     # deepseek_v2.py, DeepseekV2AttentionMLA: any scaling becomes "deepseek_yarn"; rotary_embedding/factory.py.
     if not arch.latent:
         return
@@ -58,5 +58,3 @@ def _of_latent_attention(arch: Architecture, *, on_cpu: bool) -> Iterator[str]:
         yield f"it takes rope scaling {arch.rope.kind!r} for 'yarn'"
     if not arch.rope.truncate:
         yield "it ignores truncate = false of rope scaling"
-    if on_cpu and arch.rope.kind == "default":
-        yield "on a CPU it needs rope scaling of type 'yarn' (factor 1 changes no number)"

@@ -38,9 +38,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_an_engine_that_cannot_start_says_why(model_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text((model_dir / "config.json").read_text())
+    config = (model_dir / "config.json").read_text().replace("Qwen3ForCausalLM", "UnheardOfForCausalLM")
+    (tmp_path / "config.json").write_text(config)
     engine = make_engine(tmp_path, tmp_path / "engine.log")
-    with pytest.raises(EngineDied, match="(?s)ended while starting.*engine.log, last lines:.*weights"):
+    with pytest.raises(EngineDied, match="(?s)ended while starting.*engine.log, last lines:.*UnheardOfForCausalLM"):
         engine.wait_ready()
     assert wait_until_gone(engine._server.pid) == []
 

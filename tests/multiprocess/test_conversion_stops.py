@@ -329,3 +329,23 @@ def test_a_failure_on_one_rank_ends_all_with_one_report(source: Path, tmp_path: 
     assert first[0] == second[0] == expected
     assert (first[1], second[1]) == ([0], [])
     assert os.listdir(tmp_path) == ["out.partial"]
+
+
+def verify_what_is_there(hf: Path, out: Path) -> list[str]:
+    """What is said of a finished checkpoint, and of one with a flipped bit."""
+    said = [to_mcore(hf, out), to_mcore(hf, out, verify=True)]
+    value = weights(hf)["model.layers.1.mlp.down_proj.weight"].flatten()[:8].numpy().tobytes()
+    shard = next(path for path in out.glob("*.distcp") if value in path.read_bytes())
+    damaged = bytearray(shard.read_bytes())
+    damaged[damaged.index(value)] ^= 1
+    shard.write_bytes(damaged)
+    return [*said, to_mcore(hf, out, verify=True)]
+
+
+def test_a_finished_conversion_can_still_be_verified(tmp_path: Path) -> None:
+    run_ranks(write_variant, 1, tmp_path / "hf", "mistral")
+    (first, good, bad), *_ = run_ranks(verify_what_is_there, 1, tmp_path / "hf", tmp_path / "mcore")
+    assert f"wrote {tmp_path / 'mcore'}: " in first
+    assert "is there already: verifying it" in good and "tensors are those of the source, bit for bit" in good
+    assert bad.startswith("FAILED") and "delete it and convert again" in bad
+    assert (tmp_path / "mcore" / ".metadata").is_file()

@@ -47,6 +47,20 @@ def test_check_prints_the_layout_from_any_directory(make_config: MakeConfig, tmp
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_layout_is_planned_without_weights_but_nothing_trains_without_them(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = str(make_config())
+    (tmp_path / "model" / "model.safetensors").unlink()
+    checked = run("--config", config, "--check", "--ranks", "8", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    assert f"model.path: {tmp_path / 'model'} has no weights, which a run will need" in checked.stdout
+    assert "world   8 ranks" in checked.stdout
+    trained = run("--config", config, cwd=tmp_path)
+    assert trained.returncode == 2
+    assert "has neither model.safetensors nor model.safetensors.index.json" in trained.stderr
+
+
 def test_check_loads_no_torch_and_starts_fast(make_config: MakeConfig, tmp_path: Path) -> None:
     code = (
         "import sys; from rlmegatron.cli import train_main; code = train_main(sys.argv[1:]); "

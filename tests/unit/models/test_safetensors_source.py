@@ -328,3 +328,16 @@ def test_a_disk_that_fails_is_said_of_its_file(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("os.preadv", fail)
     with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}/model.safetensors'"):
         source.read("head", ((0, 5), (0, 2)), (5, 2))
+
+
+def test_a_tensor_that_the_index_does_not_name_is_refused_unless_it_may_be_there(tmp_path: Path) -> None:
+    source = save(tmp_path, a={"head": HEAD}, b={"tail": HEAD})
+    names = ("tail", "hidden", "x.rotary_emb.inv_freq")
+    save_file({name: HEAD.clone() for name in names}, tmp_path / "b.safetensors")
+    needed = parts(head=(5, 2), tail=(5, 2))
+    with pytest.raises(ValueError, match=r"tensors that this model does not have: hidden \(b.safetensors\)$"):
+        source.expect(needed, [])
+    assert SafetensorsDirectory(tmp_path).expect(needed, [("hidden", "a reason")]) == [
+        "left out 1 tensor: a reason",
+        "left out 1 tensor: rotary frequencies, which follow from config.json",
+    ]

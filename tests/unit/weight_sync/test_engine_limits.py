@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from random_checkpoint import NAMES, architecture
 
+from rlmegatron.weight_sync.engine_config import keys_for_engines
 from rlmegatron.weight_sync.engine_limits import refuse_what_engines_cannot_serve
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -17,9 +18,8 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_what_families_are_published_as_is_served(name: str, on_cpu: bool) -> None:
-    refuse_what_engines_cannot_serve(architecture(name), on_cpu=on_cpu)
+def test_what_families_are_published_as_is_served(name: str) -> None:
+    refuse_what_engines_cannot_serve(architecture(name))
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,33 @@ def test_what_families_are_published_as_is_served(name: str, on_cpu: bool) -> No
         ("MixtralForCausalLM", {"head_dim": 6}, r"head_dim \(6\) must be hidden_size / num_attention_heads \(4\)"),
         ("DeepseekV2ForCausalLM", {"rope_scaling": LINEAR}, "takes rope scaling 'linear' for 'yarn'"),
         ("DeepseekV3ForCausalLM", {"rope_scaling": {**YARN, "truncate": False}}, "ignores truncate"),
-        ("DeepseekV3ForCausalLM", {"rope_scaling": None}, "on a CPU it needs rope scaling"),
+        (
+            "Qwen3ForCausalLM",
+            {"rope_scaling": {**YARN, "attention_factor": 1.5}},
+            "ignores attention_factor = 1.5 of rope scaling",
+        ),
+        ("DeepseekV3ForCausalLM", {"rope_scaling": {**YARN, "mscale": 1.0}}, "where one of them is absent"),
     ],
 )
 def test_what_would_give_other_numbers_is_named(name: str, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        refuse_what_engines_cannot_serve(architecture(name, **changes), on_cpu=True)
+        refuse_what_engines_cannot_serve(architecture(name, **changes))
 
 
-def test_latent_attention_needs_no_scaling_on_a_gpu() -> None:
-    refuse_what_engines_cannot_serve(architecture("DeepseekV3ForCausalLM", rope_scaling=None), on_cpu=False)
+def test_scaling_by_one_stands_in_for_none_on_a_cpu_alone() -> None:
+    """SGLang builds latent attention there with YaRN alone; at factor 1 it changes no frequency and no scale."""
+    arch = architecture("DeepseekV3ForCausalLM", rope_scaling=None)
+    added = {"rope_scaling": {"type": "yarn", "factor": 1.0, "original_max_position_embeddings": arch.max_positions}}
+    config = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    assert keys_for_engines(config, arch, on_cpu=True) == added
+    assert keys_for_engines(config, arch, on_cpu=False) == {}
+    scaled = architecture("DeepseekV3ForCausalLM", **added)
+    assert scaled.rope.inverse_frequencies(8).equal(arch.rope.inverse_frequencies(8))
+    assert (scaled.softmax_scale, scaled.rope.attention_factor) == (arch.softmax_scale, arch.rope.attention_factor)
+
+
+def test_keys_that_transformers_leaves_out_are_given_to_engines() -> None:
+    arch = architecture("DeepseekV3ForCausalLM", rope_scaling=YARN)
+    added = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    assert keys_for_engines({}, arch, on_cpu=True) == added
+    assert keys_for_engines({"scoring_func": "sigmoid"}, arch, on_cpu=True).keys() == {"moe_layer_freq", "topk_method"}
