@@ -25,9 +25,10 @@ from rlmegatron.learner.micro_batch import PackedInputs, pack_all
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.card import holds_megatron_checkpoint
 from rlmegatron.models.load import load_parameters
+from rlmegatron.models.replica import ReplicaLayout, stage_lookup
 from rlmegatron.models.rules import Rule, on_stage
 from rlmegatron.models.source import SafetensorsDirectory
-from rlmegatron.models.stream import ReplicaLayout, TensorStream, stage_lookup
+from rlmegatron.models.stream import TensorStream
 
 OnOutput = Callable[[int, PackedInputs, HiddenStatesModel, Tensor], Any]
 """(micro-batch number, its inputs, the last chunk, hidden states [T 1 H]) -> what the schedule collects."""

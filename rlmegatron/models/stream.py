@@ -7,7 +7,6 @@ In: this rank's parameters with their rules, the replica's layout and its group.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,56 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlmegatron.models.load import slices
-from rlmegatron.models.rules import Rule, Stage
+from rlmegatron.models.replica import Place, ReplicaLayout
+from rlmegatron.models.rules import Rule
 from rlmegatron.models.safetensors_writer import TensorSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a rank of a replica stands, and which kinds of parameters it is the first to hold there."""
-
-    pp_rank: int
-    tp_rank: int
-    ep_rank: int
-    etp_rank: int
-    sends_dense: bool
-    sends_experts: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaLayout:
-    """The fewest ranks that hold a whole model: of every stage lcm(tp, etp * ep) consecutive ones.
-
-    Megatron's rank order inside a stage is tp fastest for dense parameters, and etp, then ep for experts.
-    """
-
-    tp: int
-    pp: int
-    ep: int = 1
-    etp: int = 1
-
-    @property
-    def per_stage(self) -> int:
-        """Ranks of one stage."""
-        return math.lcm(self.tp, self.etp * self.ep)
-
-    def places(self) -> list[Place]:
-        """The place of every rank of the replica, in the order of the group."""
-        return [self._place(stage, rank) for stage in range(self.pp) for rank in range(self.per_stage)]
-
-    def _place(self, stage: int, rank: int) -> Place:
-        return Place(
-            pp_rank=stage,
-            tp_rank=rank % self.tp,
-            ep_rank=rank // self.etp % self.ep,
-            etp_rank=rank % self.etp,
-            sends_dense=rank < self.tp,
-            sends_experts=rank < self.etp * self.ep,
-        )
-
-    def cut(self, rule: Rule, place: Place) -> tuple[int, int]:
-        """(size, rank) of the axis that cuts `rule`."""
-        return (self.tp, place.tp_rank) if rule.axis == "tp" else (self.etp, place.etp_rank)
 
 
 @dataclass(frozen=True)
@@ -183,16 +135,3 @@ def checkpoint_tensors(rules: Iterable[Rule], dtype: torch.dtype) -> list[Tensor
         if not rule.copy
         for part in rule.parts
     ]
-
-
-def stage_lookup(cut: Mapping[tuple[int, int], Stage]) -> Callable[[Rule], int]:
-    """Rule -> the pipeline rank that holds it."""
-    by_layer = {layer: rank for (rank, _), stage in cut.items() for layer in stage.layers}
-    last = max(rank for rank, _ in cut)
-
-    def stage_of(rule: Rule) -> int:
-        if rule.layer is not None:
-            return by_layer[rule.layer]
-        return 0 if rule.path.startswith("embedding.") else last
-
-    return stage_of

@@ -60,4 +60,5 @@ def _absorbed(part: Part, latent: LatentAttention, head: int, local: int, block:
     first, columns = head * (latent.nope_dim + latent.value_dim), (0, latent.kv_rank)
     for copy, start, length in (("w_kc", 0, latent.nope_dim), ("w_vc.mT", latent.nope_dim, latent.value_dim)):
         source = ((first + start, first + start + length), columns)
-        yield Placement(part.name, source, (Home(f"{block}.{copy}", ((local, local + 1), (0, length), columns)),))
+        home = Home(f"{block}.{copy}", ((local, local + 1), (0, length), columns))
+        yield Placement(part.name, source, (home,), is_derived=True)

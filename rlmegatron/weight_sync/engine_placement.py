@@ -24,12 +24,14 @@ class Home:
 class Placement:
     """`tensor(name)[source]` lies in the first of `homes` that the engine has, its elements in the same order.
 
-    A home may have leading dimensions of length 1 that the tensor lacks, such as the number of an expert.
+    A home may have leading dimensions of length 1 that the tensor lacks, such as the number of an expert. What
+    `is_derived` is a copy that SGLang makes of another placement's elements: compared, and never written.
     """
 
     name: str
     source: Box
     homes: tuple[Home, ...]
+    is_derived: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from tiny_families import FAMILIES, tiny_architecture
 
 import rlmegatron.learner.groups  # noqa: F401 - before megatron, which it makes importable
 from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.replica import Place, ReplicaLayout, stage_lookup
 from rlmegatron.models.rules import Box, Rule, Stage, on_stage, stages
-from rlmegatron.models.stream import Place, ReplicaLayout, TensorStream, stage_lookup
+from rlmegatron.models.stream import TensorStream
 
 Cut = tuple[ReplicaLayout, dict[str, int]]
 """A layout, and what else `stages` takes."""

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.load import slices
+from rlmegatron.models.replica import ReplicaLayout, stage_lookup
 from rlmegatron.models.rules import stages
 from rlmegatron.models.safetensors_writer import TensorSpec
-from rlmegatron.models.stream import ReplicaLayout, TensorStream, stage_lookup
+from rlmegatron.models.stream import TensorStream
 
 Buckets = list[list[tuple[str, Tensor]]]
 LAYOUTS = [

@@ -12,8 +12,9 @@ from random_checkpoint import NAMES, architecture, checkpoint
 
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.load import slices
+from rlmegatron.models.replica import ReplicaLayout, stage_lookup
 from rlmegatron.models.rules import stages
-from rlmegatron.models.stream import ReplicaLayout, TensorStream, stage_lookup
+from rlmegatron.models.stream import TensorStream
 from rlmegatron.rollout.api import EngineError
 from rlmegatron.weight_sync.choose import choose_transport
 from rlmegatron.weight_sync.hf_stream import HfStream

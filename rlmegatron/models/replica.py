@@ -1,0 +1,73 @@
+"""How the fewest ranks that hold a whole model share it: what each is the first to hold, and who cuts what.
+
+In: parallel sizes. Out: places, in Megatron's rank order. Pure; must never import torch or megatron.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rlmegatron.models.rules import Rule, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank of a replica stands, and which kinds of parameters it is the first to hold there."""
+
+    pp_rank: int
+    tp_rank: int
+    ep_rank: int
+    etp_rank: int
+    sends_dense: bool
+    sends_experts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLayout:
+    """The fewest ranks that hold a whole model: of every stage lcm(tp, etp * ep) consecutive ones.
+
+    Megatron's rank order inside a stage is tp fastest for dense parameters, and etp, then ep for experts.
+    """
+
+    tp: int
+    pp: int
+    ep: int = 1
+    etp: int = 1
+
+    @property
+    def per_stage(self) -> int:
+        """Ranks of one stage."""
+        return math.lcm(self.tp, self.etp * self.ep)
+
+    def places(self) -> list[Place]:
+        """The place of every rank of the replica, in the order of the group."""
+        return [self._place(stage, rank) for stage in range(self.pp) for rank in range(self.per_stage)]
+
+    def _place(self, stage: int, rank: int) -> Place:
+        return Place(
+            pp_rank=stage,
+            tp_rank=rank % self.tp,
+            ep_rank=rank // self.etp % self.ep,
+            etp_rank=rank % self.etp,
+            sends_dense=rank < self.tp,
+            sends_experts=rank < self.etp * self.ep,
+        )
+
+    def cut(self, rule: Rule, place: Place) -> tuple[int, int]:
+        """(size, rank) of the axis that cuts `rule`."""
+        return (self.tp, place.tp_rank) if rule.axis == "tp" else (self.etp, place.etp_rank)
+
+
+def stage_lookup(cut: Mapping[tuple[int, int], Stage]) -> Callable[[Rule], int]:
+    """Rule -> the pipeline rank that holds it."""
+    by_layer = {layer: rank for (rank, _), stage in cut.items() for layer in stage.layers}
+    last = max(rank for rank, _ in cut)
+
+    def stage_of(rule: Rule) -> int:
+        if rule.layer is not None:
+            return by_layer[rule.layer]
+        return 0 if rule.path.startswith("embedding.") else last
+
+    return stage_of
