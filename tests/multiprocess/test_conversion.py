@@ -209,6 +209,8 @@ def assert_as_megatron_writes_it(families: Path, converted: Path, out: Path, var
     run_ranks(save_with_megatron, 1, families, out, variants)
     for variant in variants:
         ours, megatrons = describe(converted / variant), describe(out / variant)
+        # From 0.18 on, what is no tensor lies among the tensors; Megatron still reads it from the file that we write.
+        megatrons.pop("common_state/shard_0_1", None)
         assert ours == megatrons
         assert any(key.endswith("_extra_state") or "_extra_state/" in key for key in ours)
 

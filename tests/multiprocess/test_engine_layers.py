@@ -7,6 +7,7 @@ engine computes the same numbers, or that its releases other than the stand-in's
 from __future__ import annotations
 
 import itertools
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,11 @@ def assert_alike(directory: Path, layout: Layout, variants: list[str]) -> None:
         if names
     }
     assert not wrong
+
+
+pytestmark = pytest.mark.skipif(
+    not version("megatron-core").startswith("0.16."), reason="later releases ask more of Transformer Engine"
+)
 
 
 @pytest.mark.parametrize(("layout", "variants"), [(TP2, DENSE), (TP2_EP2, MOE)], ids=["dense", "experts"])
