@@ -27,6 +27,7 @@ REQUIREMENTS = [
     "safetensors>=0.5",
     "tensorboard>=2.18",
     "torch>=2.13,<2.15",
+    "tqdm>=4.66",
     "transformers>=5.12,<6",
 ]
 
@@ -58,7 +59,6 @@ CPU = [
     "sentencepiece",
     "setproctitle",
     "soundfile",
-    "tqdm",
     "triton",
     "uvicorn",
     "uvloop",
