@@ -62,3 +62,16 @@ def test_keys_that_transformers_leaves_out_are_given_to_engines() -> None:
     added = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
     assert keys_for_engines({}, arch, on_cpu=True) == added
     assert keys_for_engines({"scoring_func": "sigmoid"}, arch, on_cpu=True).keys() == {"moe_layer_freq", "topk_method"}
+
+
+def test_what_sglang_would_read_otherwise_is_said_in_its_words() -> None:
+    """It takes linear scaling's factor as a float alone, and limits greedy routing by groups that greedy ignores."""
+    linear = {"rope_scaling": {"type": "linear", "factor": 2}}
+    arch = architecture("LlamaForCausalLM", **linear)
+    found = keys_for_engines(linear, arch, on_cpu=False)["rope_scaling"]
+    assert found == {"type": "linear", "factor": 2.0} and isinstance(found["factor"], float)
+    greedy = {"topk_method": "greedy", "n_group": 3, "topk_group": 1, "moe_layer_freq": 1, "scoring_func": "softmax"}
+    arch = architecture("DeepseekV2ForCausalLM", **greedy)
+    assert keys_for_engines(greedy, arch, on_cpu=False) == {"n_group": 1, "topk_group": 1}
+    limited = {**greedy, "topk_method": "group_limited_greedy", "topk_group": 3}
+    assert keys_for_engines(limited, architecture("DeepseekV2ForCausalLM", **limited), on_cpu=False) == {}
