@@ -7,10 +7,11 @@ the largest layer.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from converter.arguments import converter_parser, prepare
 
 _EPILOG = """\
 examples:
@@ -30,8 +31,7 @@ exit codes: 0 done, 1 failed, 2 a mistake in the arguments or the source, or a f
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert; returns the exit code."""
     given = _parser().parse_args(argv)
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any directory, installed or not
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: weights go from disk to disk
+    prepare()
     from rlmegatron.conversion.command import run
     from rlmegatron.conversion.hf_to_mcore import convert
 
@@ -44,17 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="convert_hf_to_mcore.py",
-        description=__doc__.split("\n")[0],
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = converter_parser("convert_hf_to_mcore.py", description=__doc__, epilog=_EPILOG)
     parser.add_argument("--hf", type=Path, required=True, metavar="DIR", help="Hugging Face directory to read")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write; it must not exist")
-    parser.add_argument(
-        "--dtype", choices=("bf16", "fp32"), default="bf16", help="type of the weights written (default: bf16)"
-    )
     parser.add_argument(
         "--verify",
         action="store_true",

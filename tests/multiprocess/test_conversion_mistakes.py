@@ -9,7 +9,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -104,23 +104,36 @@ MISTAKES_IN_HF: dict[Callable[[Path], None], str] = {
 def spoiled_sources(directory: Path) -> dict[str, tuple[str, list[str]]]:
     """Mistake -> (what is said, which outputs are there)."""
     write_variant(directory / "good", "llama")
+    return spoil_each(directory, MISTAKES_IN_HF, to_mcore)
+
+
+def spoil_each(
+    directory: Path, mistakes: Iterable[Callable[[Path], None]], convert: Callable[[Path, Path], str]
+) -> dict[str, tuple[str, list[str]]]:
+    """Make every mistake in a copy of `directory`/good, and convert that."""
     found = {}
-    for spoil in MISTAKES_IN_HF:
+    for spoil in mistakes:
         bad = shutil.copytree(directory / "good", directory / spoil.__name__)
         spoil(bad)
         out = directory / f"{spoil.__name__}-out"
-        found[spoil.__name__] = (to_mcore(bad, out), sorted(path.name for path in directory.glob(f"{out.name}*")))
+        found[spoil.__name__] = (convert(bad, out), sorted(path.name for path in directory.glob(f"{out.name}*")))
     return found
+
+
+def assert_each_is_named(
+    found: dict[str, tuple[str, list[str]]], mistakes: dict[Callable[[Path], None], str], directory: Path
+) -> None:
+    for spoil, expected in mistakes.items():
+        said, outputs = found[spoil.__name__]
+        assert said.startswith(f"FAILED {directory}/{spoil.__name__}"), said
+        assert expected in said, said
+        assert "Traceback" not in said
+        assert outputs == []
 
 
 def test_a_mistake_in_a_hugging_face_directory_is_named(tmp_path: Path) -> None:
     (found,) = run_ranks(spoiled_sources, 1, tmp_path)
-    for spoil, expected in MISTAKES_IN_HF.items():
-        said, outputs = found[spoil.__name__]
-        assert said.startswith(f"FAILED {tmp_path}/{spoil.__name__}"), said
-        assert expected in said
-        assert "Traceback" not in said
-        assert outputs == []
+    assert_each_is_named(found, MISTAKES_IN_HF, tmp_path)
 
 
 def no_metadata(directory: Path) -> None:
@@ -195,23 +208,12 @@ def spoiled_checkpoints(directory: Path) -> dict[str, tuple[str, list[str]]]:
     os.chdir(directory)
     said = to_mcore(directory / "hf", directory / "good")
     assert "FAILED" not in said, said
-    found = {}
-    for spoil in [*MISTAKES_IN_MEGATRON, broken_archive]:
-        bad = shutil.copytree(directory / "good", directory / spoil.__name__)
-        spoil(bad)
-        out = directory / f"{spoil.__name__}-out"
-        found[spoil.__name__] = (to_hf(bad, out), sorted(path.name for path in directory.glob(f"{out.name}*")))
-    return found
+    return spoil_each(directory, [*MISTAKES_IN_MEGATRON, broken_archive], to_hf)
 
 
 def test_a_mistake_in_a_megatron_checkpoint_is_named(tmp_path: Path) -> None:
     (found,) = run_ranks(spoiled_checkpoints, 1, tmp_path)
-    for spoil, expected in MISTAKES_IN_MEGATRON.items():
-        said, outputs = found[spoil.__name__]
-        assert said.startswith(f"FAILED {tmp_path}/{spoil.__name__}"), said
-        assert expected in said, said
-        assert "Traceback" not in said
-        assert outputs == []
+    assert_each_is_named(found, MISTAKES_IN_MEGATRON, tmp_path)
     said, outputs = found["broken_archive"]
     assert f"{tmp_path}/broken_archive/__2_0.distcp: holds no tensor at byte " in said
     assert "Traceback" not in said
