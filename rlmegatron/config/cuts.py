@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlmegatron.config.model_card import ModelCard
+from rlmegatron.config.partition import stage_sizes
 from rlmegatron.config.schema import ParallelConfig, RunConfig
-from rlmegatron.config.stages import stage_sizes
 
 _NUM_LISTED = 12
 

@@ -12,15 +12,14 @@ from math import lcm
 from typing import Literal
 
 from rlmegatron.config.model_card import Count, ModelCard
+from rlmegatron.config.partition import padded_vocab, ranks_per_stage, stage_sizes
 from rlmegatron.config.schema import ModelConfig, ParallelConfig, RunConfig
-from rlmegatron.config.stages import stage_sizes
 
 Axis = Literal["tp", "dp", "pp", "etp", "ep", "edp"]
 NUM_BYTES = {"bf16": 2, "fp32": 4}
 _GRADIENT_BYTES = 4
 _MOMENT_BYTES = 8
 _FP32_BYTES = 4
-_VOCAB_MULTIPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +170,6 @@ def layout_of(cfg: RunConfig, *, world_size: int) -> Layout:
     )
 
 
-def padded_vocab(vocab_size: int, *, tensor: int) -> int:
-    """The vocabulary as the learner holds it: every tensor-parallel rank has a multiple of 8 rows."""
-    multiple = _VOCAB_MULTIPLE * tensor
-    return -(-vocab_size // multiple) * multiple
-
-
 def rank_parameters(card: ModelCard, layout: Layout, stage: int, *, value_head: bool = False) -> Held:
     """What a rank of `stage` holds; a tied output layer on another stage than the embedding is a copy."""
     parts = [card.layers[layer] for chunk in layout.stage_layers(stage, num_layers=card.num_layers) for layer in chunk]
@@ -290,7 +283,7 @@ def _kv_cache_bytes(cfg: RunConfig, card: ModelCard) -> int | None:
 
 def model_ranks(sizes: ParallelConfig) -> int:
     """The fewest ranks that hold a whole model: each stage whole tensor-parallel groups and whole sets of experts."""
-    return sizes.pipeline * lcm(sizes.tensor, sizes.expert * sizes.expert_tensor)
+    return sizes.pipeline * ranks_per_stage(tensor=sizes.tensor, expert=sizes.expert, expert_tensor=sizes.expert_tensor)
 
 
 def smallest_world(sizes: ParallelConfig, *, engine_tensor: int) -> int:

@@ -1,9 +1,24 @@
-"""How the layers of a model are cut into pipeline stages.
+"""How a model is cut: layers into pipeline stages, a stage over ranks, a vocabulary over a stage's ranks.
 
 In: numbers. Out: numbers. Pure, so that the check of a config and the learner use the same; must never import torch.
 """
 
 from __future__ import annotations
+
+from math import lcm
+
+_VOCAB_MULTIPLE = 8
+
+
+def ranks_per_stage(*, tensor: int, expert: int, expert_tensor: int) -> int:
+    """The fewest ranks of a stage over which both what is dense and the experts come out even."""
+    return lcm(tensor, expert * expert_tensor)
+
+
+def padded_vocab(vocab_size: int, *, tensor: int) -> int:
+    """The vocabulary as the learner holds it: every rank has a multiple of 8 rows (tensor-core shapes)."""
+    multiple = _VOCAB_MULTIPLE * tensor
+    return -(-vocab_size // multiple) * multiple
 
 
 def stage_sizes(*, num_layers: int, pp: int, vpp: int, first: int | None, last: int | None) -> list[int]:

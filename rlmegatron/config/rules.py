@@ -11,8 +11,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from rlmegatron.config.cuts import divisors, engine_cuts, listed, training_cuts
-from rlmegatron.config.estimate import model_ranks, padded_vocab, smallest_world
+from rlmegatron.config.estimate import model_ranks, smallest_world
 from rlmegatron.config.model_card import ModelCard
+from rlmegatron.config.partition import padded_vocab
 from rlmegatron.config.schema import OptimizerConfig, RunConfig
 
 _OWN_FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")

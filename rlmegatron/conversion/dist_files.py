@@ -25,14 +25,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from rlmegatron.conversion.canonical import Group, checkpoint_state
 from rlmegatron.conversion.stored_tensors import read_planned
-from rlmegatron.models.dist_checkpoint import (
-    COMMON_FILE,
-    DATA_SUFFIX,
-    METADATA_FILE,
-    check_shapes,
-    left_out,
-    read_metadata,
-)
+from rlmegatron.models.dist_checkpoint import check_shapes, left_out, read_metadata
+from rlmegatron.models.model_files import COMMON_FILE, DATA_SUFFIX, METADATA_FILE
 
 
 class DistWriter:

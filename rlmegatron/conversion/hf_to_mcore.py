@@ -7,8 +7,7 @@ carries tokenizer and config.json along. Any number of processes share the layer
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from math import prod
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,15 +21,13 @@ from rlmegatron.distributed.world import World
 from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.groups import Topology
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.card import has_tokenizer, holds_megatron_checkpoint
-from rlmegatron.models.decoder_rules import EMBEDDING, HEAD
-from rlmegatron.models.export import CONFIG_FILE, write_companions
-from rlmegatron.models.load import slices
-from rlmegatron.models.rules import Piece, Rule
+from rlmegatron.models.card import has_tokenizer
+from rlmegatron.models.export import write_companions
+from rlmegatron.models.load import fill, hold_to, slices, strips
+from rlmegatron.models.model_files import CONFIG_FILE, holds_megatron_checkpoint
+from rlmegatron.models.rules import Rule
 from rlmegatron.models.source import SafetensorsDirectory
 from rlmegatron.models.table import read_architecture
-
-_BYTES_AT_ONCE = 1 << 27
 
 
 def convert(world: World, topology: Topology, *, hf: Path, out: Path, dtype: str, verify: bool, say: Progress) -> None:
@@ -51,7 +48,7 @@ def convert(world: World, topology: Topology, *, hf: Path, out: Path, dtype: str
     def write(number: int, group: Group) -> None:
         tensors = group.empty_tensors()
         for entry in group.entries:
-            _fill(tensors[entry.rule.parameter], entry.rule, source)
+            fill(tensors[entry.rule.parameter], entry.rule, source, size=1, rank=0)
             say.advance(entry.num_bytes)
         source.release()
         journal.note(number, writer.write(group, tensors, number=number))
@@ -75,9 +72,7 @@ def _check(hf: Path) -> list[str]:
     arch = read_architecture(str(hf))
     if holds_megatron_checkpoint(hf):
         raise ValueError(f"{hf} is a Megatron checkpoint; --hf takes a Hugging Face directory with safetensors")
-    source = SafetensorsDirectory(hf, fp8_block=arch.fp8_block)
-    parts = [part for rule in arch.parameter_rules(1) for part in rule.parts]
-    lines = source.expect(parts, arch.dropped, copies={HEAD: EMBEDDING} if arch.tied_embeddings else None)
+    lines = hold_to(arch, hf)
     return lines if has_tokenizer(hf) else [*lines, f"{hf} has no tokenizer, which training will ask for"]
 
 
@@ -94,25 +89,6 @@ def _open(journal: Journal, source: SafetensorsDirectory, groups: Sequence[Group
     free = shutil.disk_usage(journal.partial).free
     if needed > free:
         raise OSError(f"{journal.partial}: the checkpoint needs {needed:,} bytes, the disk has {free:,} left")
-
-
-def _strips(rule: Rule) -> Iterator[Piece]:
-    """The pieces of the whole parameter, cut into rows that are read at once."""
-    for piece in rule.pieces(size=1, rank=0):
-        ((low, high), *inner), ((start, _), *inner_target) = piece.source, piece.target
-        step = max(1, _BYTES_AT_ONCE // max(1, 4 * prod(stop - first for first, stop in inner)))
-        for row in range(low, high, step):
-            stop, shift = min(row + step, high), start - low
-            yield Piece(piece.name, ((row, stop), *inner), ((row + shift, stop + shift), *inner_target))
-
-
-def _fill(tensor: Tensor, rule: Rule, source: SafetensorsDirectory) -> None:
-    """A whole parameter; rows of vocabulary padding become 0."""
-    if rule.padded:
-        tensor.zero_()
-    shapes = {part.name: part.shape for part in rule.parts}
-    for strip in _strips(rule):
-        tensor[slices(strip.target)] = source.read(strip.name, strip.source, shapes[strip.name])
 
 
 def _complete(journal: Journal, writer: DistWriter, groups: Sequence[Group]) -> None:
@@ -149,7 +125,7 @@ class Comparison:
     def _difference(self, rule: Rule, found: Tensor) -> str | None:
         """What should be there bit for bit and is not, if anything."""
         shapes = {part.name: part.shape for part in rule.parts}
-        for strip in _strips(rule):
+        for strip in strips(rule, size=1, rank=0):
             expected = self._source.read(strip.name, strip.source, shapes[strip.name]).to(found.dtype)
             if not torch.equal(_bits(found[slices(strip.target)]), _bits(expected)):
                 return strip.name

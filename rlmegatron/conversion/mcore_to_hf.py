@@ -21,10 +21,10 @@ from rlmegatron.distributed.world import World
 from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.groups import Topology
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.card import holds_megatron_checkpoint
-from rlmegatron.models.dist_checkpoint import METADATA_FILE, read_metadata
-from rlmegatron.models.export import CONFIG_FILE, write_companions
+from rlmegatron.models.dist_checkpoint import read_metadata
+from rlmegatron.models.export import write_companions
 from rlmegatron.models.load import slices
+from rlmegatron.models.model_files import CONFIG_FILE, METADATA_FILE, holds_megatron_checkpoint
 from rlmegatron.models.rules import Rule
 from rlmegatron.models.safetensors_writer import SafetensorsWriter
 from rlmegatron.models.stream import checkpoint_tensors

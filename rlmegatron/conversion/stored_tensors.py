@@ -6,7 +6,6 @@ stored tensor whole: torch's own reader does, and a model's largest is a vocabul
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from io import FileIO
 from math import prod
@@ -20,6 +19,8 @@ from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.utils import _create_file_view
+
+from rlmegatron.models.file_bytes import read_into
 
 _BYTES_AT_ONCE = 1 << 26
 
@@ -63,7 +64,7 @@ def _read_rows(file: FileIO, start: int, like: Tensor, corner: tuple[int, ...], 
     rows = torch.empty((min(step, len(target)), *shape[1:]), dtype=like.dtype)
     for row in range(0, len(target), step):
         some = rows[: len(target) - row]
-        _fill(some, file, start + (corner[0] + row) * row_bytes)
+        read_into(some, file, start + (corner[0] + row) * row_bytes)
         target[row : row + len(some)] = some[(slice(None), *inner)]
 
 
@@ -79,15 +80,3 @@ def _load(file: FileIO, stored: _StorageInfo) -> Tensor:
     if not isinstance(found, Tensor) or stored.transform_descriptors:
         raise ValueError(f"{file.name}: holds no tensor at byte {stored.offset}")
     return found
-
-
-def _fill(tensor: Tensor, file: FileIO, offset: int) -> None:
-    buffer, done = tensor.view(-1).view(torch.uint8).numpy().data, 0
-    while done < len(buffer):
-        try:
-            count = os.preadv(file.fileno(), [buffer[done:]], offset + done)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(file.name)) from None
-        if count == 0:
-            raise ValueError(f"{file.name}: became shorter while it was read")
-        done += count

@@ -6,7 +6,6 @@ megatron.core.parallel_state.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +17,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from rlmegatron.config.schema import ParallelConfig
+from rlmegatron.models.replica import ReplicaLayout
 from rlmegatron.models.rules import Axis, Stage, stages
 
 
@@ -46,6 +46,7 @@ class Topology:
     tp_group: dist.ProcessGroup
     pp_group: dist.ProcessGroup
     dp_group: dist.ProcessGroup
+    replica_layout: ReplicaLayout
     replica_group: dist.ProcessGroup
     collection: ProcessGroupCollection
 
@@ -90,7 +91,9 @@ class Topology:
 
 def start_topology(config: ParallelConfig, *, seed: int, timeout_s: float) -> Topology:
     """Create every group of the layout and seed Megatron's generators; ValueError when the world does not fit."""
-    world, block = dist.get_world_size(), _ranks_per_block(config)
+    world = dist.get_world_size()
+    layout = ReplicaLayout(config.tensor, config.pipeline, ep=config.expert, etp=config.expert_tensor)
+    block = layout.per_stage
     if world % (block * config.pipeline):
         experts = f" with experts over {config.expert_tensor} x {config.expert}" if block > config.tensor else ""
         raise ValueError(
@@ -124,22 +127,18 @@ def start_topology(config: ParallelConfig, *, seed: int, timeout_s: float) -> To
         tp_group=parallel_state.get_tensor_model_parallel_group(),
         pp_group=parallel_state.get_pipeline_model_parallel_group(),
         dp_group=parallel_state.get_data_parallel_group(),
-        replica_group=_replica_group(config, world, block),
+        replica_layout=layout,
+        replica_group=_replica_group(layout, world),
         collection=ProcessGroupCollection.use_mpu_process_groups(),
     )
 
 
-def _ranks_per_block(config: ParallelConfig) -> int:
-    """Consecutive ranks of a stage that hold whole layers: both the dense and the expert cut come out even."""
-    return math.lcm(config.tensor, config.expert_tensor * config.expert)
-
-
-def _replica_group(config: ParallelConfig, world: int, block: int) -> dist.ProcessGroup:
+def _replica_group(layout: ReplicaLayout, world: int) -> dist.ProcessGroup:
     """One block of every stage; stages are the slowest axis of Megatron's rank order."""
-    per_stage = world // config.pipeline
+    per_stage, block = world // layout.pp, layout.per_stage
     mine = None
     for start in range(0, per_stage, block):
-        ranks = [stage * per_stage + start + rank for stage in range(config.pipeline) for rank in range(block)]
+        ranks = [stage * per_stage + start + rank for stage in range(layout.pp) for rank in range(block)]
         group = dist.new_group(ranks)
         if dist.get_rank() in ranks:
             mine = group

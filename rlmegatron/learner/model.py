@@ -23,9 +23,9 @@ from rlmegatron.learner.dist_weights import load_dist_checkpoint
 from rlmegatron.learner.groups import Topology
 from rlmegatron.learner.micro_batch import PackedInputs, pack_all
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.card import holds_megatron_checkpoint
 from rlmegatron.models.load import load_parameters
-from rlmegatron.models.replica import ReplicaLayout, stage_lookup
+from rlmegatron.models.model_files import holds_megatron_checkpoint
+from rlmegatron.models.replica import stage_lookup
 from rlmegatron.models.rules import Rule, on_stage
 from rlmegatron.models.source import SafetensorsDirectory
 from rlmegatron.models.stream import TensorStream
@@ -78,7 +78,7 @@ class ShardedModel:
             rules=self.arch.parameter_rules(topology.tp),
             parameters={rule.parameter: tensor for tensor, rule in self.parameter_rules()},
             stage_of=stage_lookup(topology.stages(self.arch.num_layers)),
-            layout=ReplicaLayout(topology.tp, topology.pp, ep=topology.ep, etp=topology.etp),
+            layout=topology.replica_layout,
             group=topology.replica_group,
             num_experts=self.arch.experts.num if self.arch.experts else 0,
         )

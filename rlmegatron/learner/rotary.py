@@ -23,7 +23,7 @@ class LatentRotary(RotaryEmbedding):
 
     def forward(self, max_seq_len: int, *_: Any, **__: Any) -> tuple[Tensor, float]:
         """Angles of positions 0 to `max_seq_len` - 1, and the factor."""
-        return self.get_emb(max_seq_len), self.factor
+        return super().forward(max_seq_len, packed_seq=True), self.factor  # which remembers lengths it has seen
 
 
 def set_rotary(chunk: Any, arch: Architecture, cp_group: Any) -> None:

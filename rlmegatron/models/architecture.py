@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from rlmegatron.config.partition import padded_vocab
 from rlmegatron.models.rope import Rope
 from rlmegatron.models.rules import Rule
 
@@ -87,9 +88,8 @@ class Architecture:
     engine_keys: tuple[tuple[str, object], ...] = ()
 
     def padded_vocab(self, tp: int) -> int:
-        """Vocabulary rounded up so that every tensor-parallel rank holds a multiple of 8 rows (tensor-core shapes)."""
-        multiple = 8 * tp
-        return -(-self.vocab_size // multiple) * multiple
+        """Rows of the embedding and the output layer at tensor-parallel size `tp`."""
+        return padded_vocab(self.vocab_size, tensor=tp)
 
     def parameter_rules(self, tp: int) -> tuple[Rule, ...]:
         """The rules at tensor-parallel size `tp`."""

@@ -7,24 +7,30 @@ megatron or transformers.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from rlmegatron.config.model_card import Count, ExpertSizes, ModelCard
 from rlmegatron.models.architecture import Architecture, Experts
+from rlmegatron.models.model_files import (
+    COMMON_FILE,
+    DATA_SUFFIX,
+    INDEX_FILE,
+    MEGATRON_CONFIG_FILE,
+    METADATA_FILE,
+    SINGLE_FILE,
+    holds_megatron_checkpoint,
+    read_object,
+)
 from rlmegatron.models.rules import Rule
 from rlmegatron.models.table import read_architecture
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _HEADER_BYTES = 8
-_MEGATRON_SHARDS = "*.distcp"
-_MEGATRON_FILES = (".metadata", "metadata.json", "common.pt")
+_MEGATRON_SHARDS = f"*{DATA_SUFFIX}"
+_MEGATRON_FILES = (METADATA_FILE, MEGATRON_CONFIG_FILE, COMMON_FILE)
 _KINDS = "config.json and tokenizer with safetensors (Hugging Face) or a Megatron dist-checkpoint"
 
 
@@ -54,12 +60,6 @@ def read_model_card(path: str, *, key: str = "model.path", plans_only: bool = Fa
         raise ValueError("\n".join(f"{key}: {problem}" for problem in problems))
     card = model_card(architecture, path=path, has_chat_template=has_chat_template)
     return replace(card, absent=tuple(absent))
-
-
-def holds_megatron_checkpoint(path: str | Path) -> bool:
-    """Whether a directory holds a Megatron dist-checkpoint, or the remains of one that was never finished."""
-    directory = Path(path)
-    return (directory / _MEGATRON_FILES[0]).is_file() or any(True for _ in directory.glob(_MEGATRON_SHARDS))
 
 
 def model_card(arch: Architecture, *, path: str, has_chat_template: bool) -> ModelCard:
@@ -145,22 +145,22 @@ def _max_positions(arch: Architecture) -> int:
 
 
 def _weight_problems(directory: Path) -> list[str]:
-    has_safetensors = (directory / _INDEX).is_file() or (directory / _SINGLE).is_file()
+    has_safetensors = (directory / INDEX_FILE).is_file() or (directory / SINGLE_FILE).is_file()
     if holds_megatron_checkpoint(directory):
         if has_safetensors:
             return [f"{directory} holds both safetensors and a Megatron checkpoint; use a directory with one of them"]
         return _megatron_problems(directory)
     if not has_safetensors:
         found = " (there is a pytorch_model*.bin: convert it to safetensors)" if list(directory.glob("*.bin")) else ""
-        return [f"{directory} has neither {_SINGLE} nor {_INDEX}, nor a Megatron checkpoint (.metadata){found}"]
-    if not (directory / _INDEX).is_file():
-        return _shard_problems([directory / _SINGLE])
+        return [f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}, nor a Megatron checkpoint (.metadata){found}"]
+    if not (directory / INDEX_FILE).is_file():
+        return _shard_problems([directory / SINGLE_FILE])
     try:
-        shards = _read_json(directory / _INDEX).get("weight_map")
+        shards = read_object(directory / INDEX_FILE).get("weight_map")
     except ValueError as error:
         return [str(error)]
     if not isinstance(shards, dict) or not shards:
-        return [f"{directory / _INDEX} has no weight_map"]
+        return [f"{directory / INDEX_FILE} has no weight_map"]
     return _shard_problems(directory / str(name) for name in sorted(set(shards.values())))
 
 
@@ -211,14 +211,4 @@ def _has_chat_template(directory: Path) -> bool:
     if (directory / "chat_template.jinja").is_file() or (directory / "chat_template.json").is_file():
         return True
     path = directory / "tokenizer_config.json"
-    return path.is_file() and bool(_read_json(path).get("chat_template"))
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds {type(value).__name__}; it must hold a JSON object")
-    return value
+    return path.is_file() and bool(read_object(path).get("chat_template"))

@@ -17,12 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-METADATA_FILE = ".metadata"
-CONFIG_FILE = "metadata.json"
-COMMON_FILE = "common.pt"
-DATA_SUFFIX = ".distcp"
-PATTERNS = (METADATA_FILE, CONFIG_FILE, COMMON_FILE, f"*{DATA_SUFFIX}")
-"""The files of such a checkpoint, as shell patterns."""
+from rlmegatron.models.model_files import MEGATRON_CONFIG_FILE, METADATA_FILE
 
 _MODEL = ("embedding.", "decoder.", "output_layer.")
 
@@ -72,7 +67,7 @@ def _enum_member(kind: Any, name: str) -> Any:
 def read_metadata(directory: str | Path) -> Metadata:
     """The vetted metadata of a whole checkpoint; ValueError names the file that is missing, broken or cut short."""
     path = Path(directory)
-    for name in (METADATA_FILE, CONFIG_FILE):
+    for name in (METADATA_FILE, MEGATRON_CONFIG_FILE):
         if not (path / name).is_file():
             raise ValueError(
                 f"{path / name} does not exist: {path} is no Megatron distributed checkpoint, or an unfinished one"

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.model_files import CONFIG_FILE
 from rlmegatron.models.safetensors_writer import SafetensorsWriter, TensorSpec
 from rlmegatron.models.stream import TensorStream
 from rlmegatron.models.table import read_config
-
-CONFIG_FILE = "config.json"
 
 # Weights in any format, with their indexes, and the files of a Megatron checkpoint: none may lie beside new weights.
 # fmt: off
@@ -69,9 +68,14 @@ def export(
             pass
 
 
-def write_companions(source: Path, out: Path, arch: Architecture, dtype: torch.dtype) -> None:
-    """Everything of a Hugging Face directory but its weights, with the config.json of weights in `dtype`."""
-    config = exported_config(read_config(str(source)), arch, dtype)
+def write_companions(
+    source: Path, out: Path, arch: Architecture, dtype: torch.dtype, *, added: Mapping[str, Any] | None = None
+) -> None:
+    """Everything of a Hugging Face directory but its weights, with the config.json of weights in `dtype`.
+
+    `added` are further keys of config.json.
+    """
+    config = {**exported_config(read_config(str(source)), arch, dtype), **(added or {})}
     copy_companions(source, out)
     (out / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

@@ -5,10 +5,10 @@ In: parallel sizes. Out: places, in Megatron's rank order. Pure; must never impo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rlmegatron.config.partition import ranks_per_stage
 from rlmegatron.models.rules import Rule, Stage
 
 
@@ -39,7 +39,7 @@ class ReplicaLayout:
     @property
     def per_stage(self) -> int:
         """Ranks of one stage."""
-        return math.lcm(self.tp, self.etp * self.ep)
+        return ranks_per_stage(tensor=self.tp, expert=self.ep, expert_tensor=self.etp)
 
     def places(self) -> list[Place]:
         """The place of every rank of the replica, in the order of the group."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rlmegatron.config.stages import stage_sizes
+from rlmegatron.config.partition import stage_sizes
 
 Box = tuple[tuple[int, int], ...]
 """Half-open [start, stop) per dimension."""

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 FP8 = "F8_E4M3"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, FP8: torch.float8_e4m3fn}
 """The types that weights have, by their names in a header."""

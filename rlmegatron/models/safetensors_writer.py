@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlmegatron.models.safetensors_header import DTYPES, INDEX_FILE, SINGLE_FILE, StoredTensor, make_header
+from rlmegatron.models.model_files import INDEX_FILE, SINGLE_FILE
+from rlmegatron.models.safetensors_header import DTYPES, StoredTensor, make_header
 
 # Wider types come first, so that each tensor lies at a multiple of its type's size; the library's own order.
 _ORDER = {"F32": 0, "BF16": 1, "F16": 2}

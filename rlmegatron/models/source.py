@@ -7,7 +7,6 @@ a file into memory, where the pages of a whole checkpoint would soon count as th
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from io import FileIO
@@ -17,9 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rlmegatron.models.file_bytes import read_into
+from rlmegatron.models.model_files import INDEX_FILE, SINGLE_FILE
 from rlmegatron.models.quantization import SCALE_SUFFIX
 from rlmegatron.models.rules import Box, Part
-from rlmegatron.models.safetensors_header import DTYPES, FP8, INDEX_FILE, SINGLE_FILE, StoredTensor, read_header
+from rlmegatron.models.safetensors_header import DTYPES, FP8, StoredTensor, read_header
 
 _ROTARY_FREQUENCIES = re.compile(r".*\.rotary_emb\.inv_freq")
 _BYTES_AT_ONCE = 1 << 24
@@ -200,30 +201,18 @@ class SafetensorsDirectory:
         assert len(box) == len(shape), f"{name}: a box {box} of a tensor {shape}"
         assert all(0 <= low <= high <= size for (low, high), size in zip(box, shape, strict=True)), f"{name}: {box}"
         (first, last), inner = box[0], tuple(slice(low, high) for low, high in box[1:])
-        row_bytes = prod(shape[1:]) * dtype.itemsize
+        row_bytes, file = prod(shape[1:]) * dtype.itemsize, self._opened(self._files[name])
         result = torch.empty([high - low for low, high in box], dtype=dtype)
         if result.shape[1:] == shape[1:]:
-            self._fill(result, self._files[name], stored.start + first * row_bytes)
+            read_into(result, file, stored.start + first * row_bytes)
             return result.view(stored.shape) if not stored.shape else result
         step = min(max(1, _BYTES_AT_ONCE // max(1, row_bytes)), last - first)
         rows = torch.empty((step, *shape[1:]), dtype=dtype)
         for row in range(first, last, step or 1):
             some = rows[: min(step, last - row)]
-            self._fill(some, self._files[name], stored.start + row * row_bytes)
+            read_into(some, file, stored.start + row * row_bytes)
             result[row - first : row - first + len(some)] = some[(slice(None), *inner)]
         return result
-
-    def _fill(self, tensor: Tensor, file: str, offset: int) -> None:
-        handle, buffer = self._opened(file), tensor.view(-1).view(torch.uint8).numpy().data
-        done = 0
-        while done < len(buffer):
-            try:
-                count = os.preadv(handle.fileno(), [buffer[done:]], offset + done)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, str(self.directory / file)) from None
-            if count == 0:
-                raise ValueError(f"{self.directory / file}: became shorter while it was read")
-            done += count
 
     def _opened(self, file: str) -> FileIO:
         if file not in self._open_files:

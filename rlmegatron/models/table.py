@@ -5,7 +5,6 @@ In: a model directory. Out: its `Architecture`. Must never import torch or megat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.config_keys import ConfigKeys
 from rlmegatron.models.families import deepseek_v2, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from rlmegatron.models.model_files import CONFIG_FILE, read_object
 from rlmegatron.models.quantization import read_quantization
 
 FAMILIES: Mapping[str, Callable[[ConfigKeys], Architecture]] = {
@@ -30,7 +30,7 @@ FAMILIES: Mapping[str, Callable[[ConfigKeys], Architecture]] = {
 
 def read_architecture(directory: str) -> Architecture:
     """Read config.json of `directory`; ValueError names the file and what is not understood."""
-    path = Path(directory) / "config.json"
+    path = Path(directory) / CONFIG_FILE
     try:
         return architecture_of(read_config(directory))
     except ValueError as error:
@@ -40,16 +40,10 @@ def read_architecture(directory: str) -> Architecture:
 
 def read_config(directory: str) -> dict[str, Any]:
     """The parsed config.json of `directory`; ValueError where there is none."""
-    path = Path(directory) / "config.json"
+    path = Path(directory) / CONFIG_FILE
     if not path.is_file():
         raise ValueError(f"{path} does not exist; {directory} must be a Hugging Face directory")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds {type(config).__name__}; it must hold a JSON object")
-    return config
+    return read_object(path)
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:

@@ -6,7 +6,6 @@ In: a `RunConfig`. Out: `Run`, and `main`, the program of every rank. The loop i
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import threading
@@ -33,11 +32,10 @@ from rlmegatron.learner.learner import Learner, build_learner
 from rlmegatron.metrics.build import build_sinks
 from rlmegatron.metrics.sinks import FanOut
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.card import holds_megatron_checkpoint
-from rlmegatron.models.decoder_rules import EMBEDDING, HEAD
 from rlmegatron.models.dist_checkpoint import read_metadata
-from rlmegatron.models.export import copy_companions, exported_config
-from rlmegatron.models.source import SafetensorsDirectory
+from rlmegatron.models.export import write_companions
+from rlmegatron.models.load import hold_to
+from rlmegatron.models.model_files import holds_megatron_checkpoint
 from rlmegatron.models.stream import TensorStream
 from rlmegatron.models.table import read_architecture, read_config
 from rlmegatron.platform.torchvision_ops import install_torchvision_hook
@@ -126,7 +124,7 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     # Schedulers announce the end of an allocation with this signal: finish the step, save, stop.
     signal.signal(signal.SIGUSR1, lambda *_: stop.set())
     world.lead(lambda: _open_directory(cfg, undo))
-    for path in dict.fromkeys([cfg.model.path, cfg.critic.path or cfg.model.path]):
+    for path in filter(None, (cfg.model.path, cfg.critic.path)):
         world.lead(partial(_check_weights, path))
     arch = world.settle("model", lambda: read_architecture(cfg.model.path))
     world.lead(lambda: refuse_what_engines_cannot_serve(arch))
@@ -220,24 +218,19 @@ def _check_weights(path: str) -> None:
     if holds_megatron_checkpoint(path):
         read_metadata(path)
         return
-    parts = [part for rule in arch.parameter_rules(1) for part in rule.parts]
-    copies = {HEAD: EMBEDDING} if arch.tied_embeddings else None
-    for line in SafetensorsDirectory(path, fp8_block=arch.fp8_block).expect(parts, arch.dropped, copies=copies):
+    for line in hold_to(arch, path):
         print(f"{path}: {line}", flush=True)
 
 
 def _engine_model(cfg: RunConfig, arch: Architecture, *, on_cpu: bool) -> str:
     """Where engines read config.json: they serve what the learner trains, which is never quantised."""
-    source, config = Path(cfg.model.path), read_config(cfg.model.path)
-    added = keys_for_engines(config, arch, on_cpu=on_cpu)
+    added = keys_for_engines(read_config(cfg.model.path), arch, on_cpu=on_cpu)
     if not added and not arch.exported_keys:
         return cfg.model.path
     directory = Path(cfg.directory) / "engine_model"
     directory.mkdir(exist_ok=True)
-    copy_companions(source, directory)
     dtype = DTYPES[cfg.rollout.dtype or cfg.model.dtype]
-    config = {**exported_config(config, arch, dtype), **added}
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_companions(Path(cfg.model.path), directory, arch, dtype, added=added)
     return str(directory)
 
 

@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -38,14 +39,22 @@ class HfStream:
     ) -> None:
         self._stream, self._arch = stream, arch
         self._dtype, self._bytes_per_bucket = dtype, bytes_per_bucket
-        on_cpu = not find_engine_needs().cuda
-        self._boxes = [
-            list(placements(arch, tp=engine_tensor, rank=rank, on_cpu=on_cpu)) for rank in range(engine_tensor)
-        ]
-        self._sources: dict[str, set[Box]] = defaultdict(set)
-        for box in (box for boxes in self._boxes for box in boxes):
-            self._sources[box.name].add(box.source)
+        self._engine_tensor = engine_tensor
         self._expected: dict[tuple[str, Box], int] = {}
+
+    @cached_property
+    def _boxes(self) -> list[list[Placement]]:
+        """Of every engine rank; for a large model a lot, which only a rank that leads an engine looks at."""
+        on_cpu, tensor = not find_engine_needs().cuda, self._engine_tensor
+        return [list(placements(self._arch, tp=tensor, rank=rank, on_cpu=on_cpu)) for rank in range(tensor)]
+
+    @cached_property
+    def _sources(self) -> dict[str, set[Box]]:
+        """The boxes of each tensor that some engine rank holds."""
+        found: dict[str, set[Box]] = defaultdict(set)
+        for box in (box for boxes in self._boxes for box in boxes):
+            found[box.name].add(box.source)
+        return found
 
     def transfer(self, engine: RolloutEngine | None) -> None:
         """See `Transport`."""

@@ -79,10 +79,11 @@ def test_any_box_of_a_stored_tensor_is_read(tmp_path: Path, bytes_at_once: int) 
 
 
 def there_and_back(directory: Path, bytes_at_once: int) -> None:
-    from rlmegatron.conversion import hf_to_mcore, stored_tensors
+    from rlmegatron.conversion import stored_tensors
+    from rlmegatron.models import load
 
     write_variant(directory / "hf", "qwen2-yarn")
-    hf_to_mcore._BYTES_AT_ONCE = stored_tensors._BYTES_AT_ONCE = bytes_at_once
+    load._BYTES_AT_ONCE = stored_tensors._BYTES_AT_ONCE = bytes_at_once
     said = [
         to_mcore(directory / "hf", directory / "mcore", verify=True),
         to_hf(directory / "mcore", directory / "back"),

@@ -12,13 +12,13 @@ from rlmegatron.config.estimate import (
     activation_bytes,
     layout_of,
     memory_of,
-    padded_vocab,
     rank_parameters,
     smallest_world,
     spans,
 )
 from rlmegatron.config.load import load
 from rlmegatron.config.model_card import ModelCard
+from rlmegatron.config.partition import padded_vocab
 from rlmegatron.config.schema import ParallelConfig
 from rlmegatron.models.card import read_model_card
 from rlmegatron.models.table import read_architecture

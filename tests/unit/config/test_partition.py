@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlmegatron.config.stages import stage_sizes
+from rlmegatron.config.partition import stage_sizes
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from rlmegatron.models.card import holds_megatron_checkpoint
 from rlmegatron.models.dist_checkpoint import check_shapes, left_out, read_metadata
+from rlmegatron.models.model_files import holds_megatron_checkpoint
 
 EMBEDDING = "embedding.word_embeddings.weight"
 QKV = "decoder.layers.self_attention.linear_qkv.weight"
