@@ -218,11 +218,10 @@ def _progress(console: Console) -> Progress:
 
 def _cores(run: Run) -> tuple[str, ...]:
     """The cores of this rank's engine, as the run shares them out."""
-    from rlmegatron.rollout.placement import share_cores
+    from rlmegatron.rollout.placement import engine_cores, engine_of
 
-    shares = share_cores(sorted(os.sched_getaffinity(0)), num_shares=run.world.ranks_per_node)
-    first = run.world.local_rank
-    return shares[first : first + run.cfg.rollout.tensor]
+    placement = engine_of(run.world.rank, run.rollout.engines)
+    return engine_cores(placement, sorted(os.sched_getaffinity(0)), ranks_per_node=run.world.ranks_per_node)
 
 
 def _phases_of(directory: Path) -> list[Phase]:

@@ -25,11 +25,16 @@ def training_cuts(sizes: ParallelConfig, card: ModelCard, *, owner: str) -> Iter
 
 
 def engine_cuts(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
-    """Whether SGLang can cut the model over the ranks of an engine, which share each expert unless ep_size is given."""
-    tensor, experts = cfg.rollout.tensor, card.experts
+    """Whether SGLang can cut the model over the ranks of an engine, of which tensor / expert share each expert."""
+    tensor, expert, experts = cfg.rollout.tensor, cfg.rollout.expert, card.experts
     yield from _tensor_cuts(card, "rollout.tensor", tensor, of="")
-    if experts is not None and "ep_size" not in cfg.rollout.engine_args:
-        yield from _undivided("rollout.tensor", tensor, "the width of an expert", experts.ffn)
+    if experts is None:
+        yield from _needless("rollout.expert", expert, card, of="")
+        return
+    yield from _undivided("rollout.expert", expert, "the number of experts", experts.num)
+    if tensor % expert == 0:
+        key = "rollout.tensor" if expert == 1 else "rollout.tensor / rollout.expert"
+        yield from _undivided(key, tensor // expert, "the width of an expert", experts.ffn)
 
 
 def _tensor_cuts(card: ModelCard, key: str, tensor: int, *, of: str) -> Iterator[str]:
@@ -60,9 +65,8 @@ def _fused_cut(card: ModelCard, tensor: int, *, of: str) -> Iterator[str]:
 def _expert_cuts(card: ModelCard, sizes: ParallelConfig, *, of: str) -> Iterator[str]:
     experts = card.experts
     if experts is None:
-        for key, size in (("expert", sizes.expert), ("expert_tensor", sizes.expert_tensor)):
-            if size > 1:
-                yield f"parallel.{key}: {size} needs a mixture of experts, and {card.architecture}{of} has none; use 1"
+        yield from _needless("parallel.expert", sizes.expert, card, of=of)
+        yield from _needless("parallel.expert_tensor", sizes.expert_tensor, card, of=of)
         return
     yield from _undivided("parallel.expert", sizes.expert, f"the number of experts{of}", experts.num)
     yield from _undivided("parallel.expert_tensor", sizes.expert_tensor, f"the width of an expert{of}", experts.ffn)
@@ -117,6 +121,11 @@ def _fits(sizes: ParallelConfig, num_layers: int, first: int | None, last: int |
     except ValueError:
         return False
     return True
+
+
+def _needless(key: str, size: int, card: ModelCard, *, of: str) -> Iterator[str]:
+    if size > 1:
+        yield f"{key}: {size} needs a mixture of experts, and {card.architecture}{of} has none; use 1"
 
 
 def _undivided(key: str, size: int, what: str, count: int) -> Iterator[str]:

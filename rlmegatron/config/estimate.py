@@ -12,7 +12,7 @@ from math import lcm
 from typing import Literal
 
 from rlmegatron.config.model_card import Count, ModelCard
-from rlmegatron.config.partition import padded_vocab, ranks_per_stage, stage_sizes
+from rlmegatron.config.partition import engine_groups, padded_vocab, ranks_per_stage, stage_sizes
 from rlmegatron.config.schema import ModelConfig, ParallelConfig, RunConfig
 
 Axis = Literal["tp", "dp", "pp", "etp", "ep", "edp"]
@@ -102,9 +102,9 @@ class Layout:
         size = self.tensor * self.data
         return range(stage * size, (stage + 1) * size)
 
-    def engine_ranks(self, engine: int) -> range:
-        """The ranks of an engine, which are consecutive; the first one owns its server."""
-        return range(engine * self.engine_tensor, (engine + 1) * self.engine_tensor)
+    def engines(self) -> list[tuple[int, ...]]:
+        """The ranks of every engine in the order of its own ranks, the first of which owns its server."""
+        return engine_groups(world_size=self.world, tensor=self.engine_tensor, train_tensor=self.tensor)
 
     def stage_layers(self, stage: int, *, num_layers: int) -> list[range]:
         """The layers of a stage, one range per model chunk; with VPP chunk v of stage p is the (v * PP + p)-th cut."""
@@ -301,7 +301,7 @@ def _span(ranks: Sequence[int]) -> str:
     """Consecutive ranks as 'a-b', others as '{a, b, ...}'."""
     if len(ranks) == 1:
         return str(ranks[0])
-    if ranks[-1] - ranks[0] == len(ranks) - 1:
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     shown = [str(rank) for rank in ranks]
     return "{" + ", ".join(shown if len(shown) <= 6 else [*shown[:2], "...", shown[-1]]) + "}"

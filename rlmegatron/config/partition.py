@@ -1,6 +1,6 @@
-"""How a model is cut: layers into pipeline stages, a stage over ranks, a vocabulary over a stage's ranks.
+"""How a model is cut (layers into pipeline stages, a stage over ranks, a vocabulary over those) and ranks into engines.
 
-In: numbers. Out: numbers. Pure, so that the check of a config and the learner use the same; must never import torch.
+In: numbers. Out: numbers. Pure, so that the check of a config and a run use the same; must never import torch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,25 @@ def padded_vocab(vocab_size: int, *, tensor: int) -> int:
     """The vocabulary as the learner holds it: every rank has a multiple of 8 rows (tensor-core shapes)."""
     multiple = _VOCAB_MULTIPLE * tensor
     return -(-vocab_size // multiple) * multiple
+
+
+def engine_groups(*, world_size: int, tensor: int, train_tensor: int) -> list[tuple[int, ...]]:
+    """The ranks of every engine of `tensor` ranks, each in the order of the engine's own, by their first rank.
+
+    Where one of the two tensor-parallel sizes divides the other, the smaller of a rank's two shares of the model, as a
+    learner and as an engine, lies inside the larger (HybridFlow, arXiv 2409.19256, section 5): with a training TP of 8
+    and engines of 2 they are (0, 4), (1, 5), (2, 6), (3, 7), with 2 and 4 they are (0, 2, 1, 3). Otherwise no order
+    does that, and an engine's ranks are consecutive.
+    """
+    assert world_size % tensor == world_size % train_tensor == 0, f"{tensor} and {train_tensor} in {world_size} ranks"
+    if train_tensor % tensor == 0:
+        stride = train_tensor // tensor
+        firsts = (block + number for block in range(0, world_size, train_tensor) for number in range(stride))
+        return [tuple(range(first, first + train_tensor, stride)) for first in firsts]
+    # Of one training shard, so many engine ranks hold a part each; they sit where that shard is trained.
+    parts = tensor // train_tensor if tensor % train_tensor == 0 else 1
+    order = [part % parts * train_tensor + part // parts for part in range(tensor)]
+    return [tuple(first + place for place in order) for first in range(0, world_size, tensor)]
 
 
 def stage_sizes(*, num_layers: int, pp: int, vpp: int, first: int | None, last: int | None) -> list[int]:

@@ -111,10 +111,12 @@ def _models(cfg: RunConfig) -> list[str]:
 def _ranks(layout: Layout, card: ModelCard) -> list[str]:
     of_experts = ("etp", "ep", "edp") if card.experts else ()
     rows: list[tuple[str, ...]] = [("rank", "tp", "dp", "pp", *of_experts, "holds", "engine")]
+    engines = layout.engines()
+    engine_of = {rank: number for number, ranks in enumerate(engines) for rank in ranks}
     for rank in range(layout.world):
         at = layout.coordinates(rank)
-        engine = rank // layout.engine_tensor
-        owner = " (owns its server)" if rank == layout.engine_ranks(engine)[0] else ""
+        engine = engine_of[rank]
+        owner = " (owns its server)" if rank == engines[engine][0] else ""
         places = (at.tp, at.dp, at.pp, *((at.etp, at.ep, at.edp) if card.experts else ()))
         held = _holds(layout, card, at.pp)
         if card.experts:
@@ -148,7 +150,6 @@ def _experts_of(experts: ExpertSizes, layout: Layout, ep: int) -> str:
 
 
 def _groups(layout: Layout, card: ModelCard) -> list[str]:
-    engines = [list(layout.engine_ranks(engine)) for engine in range(layout.num_engines)]
     named = [
         ("tensor parallel", layout.groups("tp")),
         ("data parallel", layout.groups("dp")),
@@ -161,9 +162,8 @@ def _groups(layout: Layout, card: ModelCard) -> list[str]:
     )
     if card.experts:
         named += [(name, groups) for name, groups in of_experts if len(groups[0]) > 1]
-    rows = [
-        (name, f"{len(groups)} of {len(groups[0])}:", spans(groups)) for name, groups in [*named, ("engines", engines)]
-    ]
+    named.append(("engines", [list(ranks) for ranks in layout.engines()]))
+    rows = [(name, f"{len(groups)} of {len(groups[0])}:", spans(groups)) for name, groups in named]
     return ["groups", *_table(rows)]
 
 

@@ -1,6 +1,7 @@
 """Which ranks form which engine, and which cores and devices an engine gets.
 
-In: sizes as plain numbers. Out: `EnginePlacement`s and core lists. Must never import torch, sglang or read the machine.
+In: sizes as plain numbers. Out: `EnginePlacement`s, core lists and a list of devices. Must never import torch, sglang
+or read the machine.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rlmegatron.config.partition import engine_groups
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePlacement:
@@ -16,9 +19,10 @@ class EnginePlacement:
 
     index: int
     ranks: tuple[int, ...]
+    """In the order of the engine's own: its rank j runs beside rank `ranks[j]`."""
     node: int
-    base_gpu_id: int
-    """Device of the engine's first rank, counted on its node."""
+    local_ranks: tuple[int, ...]
+    """`ranks` counted on their node, and so the numbers of their devices there."""
 
     @property
     def lead(self) -> int:
@@ -26,11 +30,14 @@ class EnginePlacement:
         return self.ranks[0]
 
 
-def place_engines(*, world_size: int, tensor: int, ranks_per_node: int) -> tuple[EnginePlacement, ...]:
-    """Engines of `tensor` consecutive ranks each, in rank order.
+def place_engines(
+    *, world_size: int, tensor: int, ranks_per_node: int, train_tensor: int
+) -> tuple[EnginePlacement, ...]:
+    """Engines of `tensor` ranks each, by their first rank, so that a rank's own shard is of use to its engine.
 
-    ranks_per_node: ranks, and so devices, of one node. Raises ValueError when `tensor` does not divide the world or an
-    engine would span nodes.
+    ranks_per_node: ranks, and so devices, of one node. train_tensor: tensor parallelism in training, which divides the
+    world. `engine_groups` says which ranks; where tensor parallelism reaches over nodes, which engines must not, they
+    are consecutive ranks. Raises ValueError when `tensor` does not divide the world or an engine would span nodes.
     """
     if world_size % tensor:
         allowed = ", ".join(str(size) for size in range(1, world_size + 1) if world_size % size == 0)
@@ -38,7 +45,10 @@ def place_engines(*, world_size: int, tensor: int, ranks_per_node: int) -> tuple
             f"rollout.tensor: {tensor} does not divide the world size ({world_size}); use one of {allowed}"
         )
     per_node = min(ranks_per_node, world_size)
-    if per_node % tensor:
+    groups = engine_groups(world_size=world_size, tensor=tensor, train_tensor=train_tensor)
+    if _span_nodes(groups, per_node):
+        groups = engine_groups(world_size=world_size, tensor=tensor, train_tensor=1)
+    if _span_nodes(groups, per_node):
         allowed = ", ".join(str(size) for size in range(1, per_node + 1) if per_node % size == 0)
         raise ValueError(
             f"rollout.tensor: engines of {tensor} ranks would span nodes of {per_node} ranks; use one of {allowed}"
@@ -46,12 +56,16 @@ def place_engines(*, world_size: int, tensor: int, ranks_per_node: int) -> tuple
     return tuple(
         EnginePlacement(
             index=index,
-            ranks=tuple(range(first, first + tensor)),
-            node=first // per_node,
-            base_gpu_id=first % per_node,
+            ranks=ranks,
+            node=ranks[0] // per_node,
+            local_ranks=tuple(rank % per_node for rank in ranks),
         )
-        for index, first in enumerate(range(0, world_size, tensor))
+        for index, ranks in enumerate(groups)
     )
+
+
+def _span_nodes(groups: Sequence[Sequence[int]], per_node: int) -> bool:
+    return any(len({rank // per_node for rank in ranks}) > 1 for ranks in groups)
 
 
 def engine_of(rank: int, placements: Sequence[EnginePlacement]) -> EnginePlacement:
@@ -60,6 +74,31 @@ def engine_of(rank: int, placements: Sequence[EnginePlacement]) -> EnginePlaceme
         if rank in placement.ranks:
             return placement
     raise AssertionError(f"rank {rank} belongs to no engine of {placements}")
+
+
+def visible_devices(devices: Sequence[int], *, inherited: str | None, num_visible: int) -> str:
+    """CUDA_VISIBLE_DEVICES of an engine whose rank j runs on device `devices[j]`, which will be its device j.
+
+    The other devices follow, for their ranks hand memory to the engine. inherited: the variable as this process has it,
+    entries of which may be numbers or GPU and MIG identities. num_visible: devices that this process sees. Raises
+    ValueError for a device that it does not see.
+    """
+    entries = list(map(str, range(num_visible))) if inherited is None else inherited.split(",")[:num_visible]
+    unseen = [device for device in devices if device >= len(entries)]
+    if unseen:
+        given = "is not set" if inherited is None else f"is {inherited!r}"
+        raise ValueError(
+            f"an engine rank needs device {unseen[0]}, but this process sees {len(entries)} (CUDA_VISIBLE_DEVICES "
+            f"{given}); every rank must see the device of each rank on its node"
+        )
+    others = [device for device in range(len(entries)) if device not in devices]
+    return ",".join(entries[device].strip() for device in (*devices, *others))
+
+
+def engine_cores(placement: EnginePlacement, cores: Sequence[int], *, ranks_per_node: int) -> tuple[str, ...]:
+    """The core list of each engine rank: the share of the rank beside which it runs. cores: those of the node."""
+    shares = share_cores(cores, num_shares=ranks_per_node)
+    return tuple(shares[local_rank] for local_rank in placement.local_ranks)
 
 
 def share_cores(cores: Sequence[int], *, num_shares: int) -> tuple[str, ...]:

@@ -51,6 +51,8 @@ class EngineServer:
         fork_workers: bool,
         log_path: Path,
     ) -> None:
+        self.environment = dict(environment)
+        """What the process finds in its environment besides this process's own."""
         self.log_path = log_path
         self.api_key = secrets.token_urlsafe(32)
         self._stopped = False

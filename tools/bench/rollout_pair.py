@@ -171,7 +171,7 @@ def start_stock_engine(run: Run, *, weights: Path, cores: Sequence[str], log_pat
     return BareEngine(
         server_args={**taken, "model_path": str(weights), "log_level": "info"},
         cores=[] if found.cuda else [parse_cores(entry) for entry in cores],
-        environment=_environment(support.environment, support.python_path),
+        environment=_environment(engine.server.environment, support.python_path),
         log_path=log_path,
     )
 
@@ -212,7 +212,6 @@ def _environment(extra: Mapping[str, str], python_path: Sequence[str]) -> dict[s
     return {
         **inherited,
         **extra,
-        "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
     }
 

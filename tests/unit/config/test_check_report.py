@@ -46,6 +46,20 @@ def test_each_rank_of_a_small_world_is_listed_with_its_place_layers_and_engine(m
     assert "world   8 ranks (from --ranks) = TP 2 x PP 2 x DP 2, distributed optimizer" in lines
 
 
+def test_engines_of_more_ranks_than_training_groups_are_listed_in_their_own_order(make_config: MakeConfig) -> None:
+    lines = report(make_config(), "parallel.tensor=2", "rollout.tensor=4", world_size=8)
+    start = lines.index("ranks")
+    assert [line.partition("output")[2].split() for line in lines[start + 2 : start + 8]] == [
+        ["0", "(owns", "its", "server)"],
+        ["0"],
+        ["0"],
+        ["0"],
+        ["1", "(owns", "its", "server)"],
+        ["1"],
+    ]
+    assert "  engines            2 of 4:  {0, 2, 1, 3}, {4, 6, 5, 7}" in lines
+
+
 def test_interleaved_chunks_are_listed_per_stage(make_config: MakeConfig) -> None:
     lines = report(make_config(), "parallel={pipeline: 2, virtual_pipeline: 2}", world_size=2)
     assert any("embedding, layers 0 + 2" in line for line in lines)
@@ -60,7 +74,7 @@ def test_many_ranks_are_collapsed_to_their_stages(make_config: MakeConfig, make_
     assert [line.split() for line in lines if "embedding, layers" in line] == [
         ["0", "0-127", "embedding,", "layers", "0-1"]
     ]
-    assert "  engines            256 of 2:  0-1, 2-3, ..., 510-511" in lines
+    assert "  engines            256 of 2:  {0, 4}, {1, 5}, ..., {507, 511}" in lines
     assert "  tensor parallel    64 of 8:   0-7, 8-15, ..., 504-511" in lines
     assert "  data parallel      32 of 16:  {0, 8, ..., 120}, {1, 9, ..., 121}, ..., {391, 399, ..., 511}" in lines
 

@@ -22,6 +22,7 @@ from rlmegatron.config.partition import padded_vocab
 from rlmegatron.config.schema import ParallelConfig
 from rlmegatron.models.card import read_model_card
 from rlmegatron.models.table import read_architecture
+from rlmegatron.rollout.placement import place_engines
 
 SIZES = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 3, 4), (8, 2, 4)]
 
@@ -99,9 +100,13 @@ def test_interleaved_stages_hold_the_layers_that_megatron_gives_them() -> None:
     assert sizes.stage_layers(1, num_layers=8) == [range(2, 4), range(6, 8)]
 
 
-def test_engines_are_consecutive_ranks() -> None:
-    sizes = layout(tensor=4, data=2, engine=2)
-    assert [list(sizes.engine_ranks(engine)) for engine in range(sizes.num_engines)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+def test_engines_are_those_that_a_run_starts() -> None:
+    for sizes in (layout(tensor=4, data=2, engine=2), layout(tensor=2, pipeline=2, data=2, engine=4)):
+        placements = place_engines(
+            world_size=8, tensor=sizes.engine_tensor, ranks_per_node=8, train_tensor=sizes.tensor
+        )
+        assert sizes.engines() == [placement.ranks for placement in placements]
+        assert len(placements) == sizes.num_engines
 
 
 @pytest.mark.parametrize(
@@ -271,5 +276,6 @@ def test_latent_attention_keeps_its_own_widths_and_caches_the_latent_on_every_ra
 
 def test_many_groups_are_abbreviated() -> None:
     assert spans([[0, 1], [2, 3]]) == "0-1, 2-3"
+    assert spans([[0, 2, 1, 3]]) == "{0, 2, 1, 3}"
     assert spans([[rank] for rank in range(512)]) == "0, 1, ..., 511"
     assert spans([list(range(0, 512, 8))]) == "{0, 8, ..., 504}"
