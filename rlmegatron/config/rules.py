@@ -19,11 +19,13 @@ from rlmegatron.config.schema import OptimizerConfig, RunConfig
 _OWN_FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 _OWN_ENGINE_ARGS = {
     "tp_size": "use rollout.tensor",
+    "ep_size": "use rollout.expert",
     "model_path": "use model.path",
     "dtype": "use rollout.dtype",
     "context_length": "use rollout.context_length",
     "random_seed": "use seed",
     "base_gpu_id": "the placement of engines decides it",
+    "gpu_id_step": "the placement of engines decides it",
     "host": "engines listen on loopback only",
     "port": "it is chosen when the engine starts",
     "api_key": "it is made when the engine starts",
@@ -48,7 +50,7 @@ def problems(
     tables that lie in higher layers.
     """
     found = [*_parallel(cfg), *_batch(cfg), *_lengths(cfg), *_algorithm(cfg), *_optimizer(cfg), *_sampling(cfg)]
-    found += _engine_args(cfg)
+    found += [*_engine_parts(cfg), *_engine_args(cfg)]
     if world_size is not None:
         found += _world(cfg, world_size)
     if card is not None:
@@ -292,6 +294,12 @@ def _idle_parts(cfg: RunConfig) -> Iterator[str]:
             f"algorithm.clip_low: {cfg.algorithm.clip_low:g} is wider than algorithm.clip_high "
             f"({cfg.algorithm.clip_high:g}), which lets probabilities fall faster than they rise"
         )
+
+
+def _engine_parts(cfg: RunConfig) -> Iterator[str]:
+    tensor, expert = cfg.rollout.tensor, cfg.rollout.expert
+    if tensor % expert:
+        yield f"rollout.expert: {expert} does not divide rollout.tensor ({tensor}); use {divisors(tensor)}"
 
 
 def _engine_args(cfg: RunConfig) -> Iterator[str]:

@@ -122,6 +122,8 @@ class RolloutConfig(Section):
     """Token ids that end an answer besides the model's EOS tokens."""
     tensor: Positive = 1
     """Ranks per engine (the engine's TP); it must divide the world size."""
+    expert: Positive = 1
+    """Parts of an engine's ranks over which experts are spread (its EP); the ranks of a part share each of its own."""
     dtype: Literal["bf16", "fp32"] | None = None
     """Type of the engine's weights; None means model.dtype."""
     context_length: Positive | None = None
@@ -277,10 +279,12 @@ class CheckpointConfig(Section):
 class WeightSyncConfig(Section):
     """How new weights reach the engines."""
 
-    transport: Literal["auto", "hf_stream"] = "auto"
-    """'hf_stream' gathers Hugging Face tensors bucket by bucket; 'auto' takes the fastest that the layout permits."""
+    transport: Literal["auto", "peer", "collective", "hf_stream"] = "auto"
+    """'peer' copies from the training ranks' memory straight into the engines' parameters, and does as 'collective'
+    where ranks that exchange weights are on different nodes; 'collective' all-gathers buckets among them; 'hf_stream'
+    gathers whole Hugging Face tensors, slowly; 'auto' takes the fastest that works."""
     bucket_mb: Positive = 512
-    """Size of one bucket in MiB."""
+    """Size of one bucket in MiB; 'collective' has two at a time."""
     verify: bool = True
     """Compare a checksum of every parameter between the learner and every engine rank after each publish."""
 

@@ -50,6 +50,10 @@ class RolloutEngine(Protocol):
     tensor: int
     """Ranks of the engine (its TP)."""
 
+    @property
+    def incarnation(self) -> int:
+        """Another number after every restart: what the engine's workers were told before is forgotten."""
+
     def wait_ready(self) -> None:
         """Wait until the engine has started; raises EngineError with the end of its log."""
 
@@ -76,6 +80,9 @@ class RolloutEngine(Protocol):
 
     def end_weight_update(self, *, version: int) -> None:
         """Close the update, flush the KV cache and stamp `version` on every token generated from now on."""
+
+    def distrust_weights(self) -> None:
+        """Refuse to generate until a publish succeeds: one has failed here or in another engine."""
 
     def shutdown(self) -> None:
         """End the engine's processes; safe to call twice."""

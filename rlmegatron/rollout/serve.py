@@ -85,11 +85,13 @@ def run_scheduler(
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     from rlmegatron.rollout.latent_attention import install_latent_attention
+    from rlmegatron.rollout.local_experts import install_local_experts
     from rlmegatron.rollout.seeded_sampling import install_seeded_sampling
 
     install_seeded_sampling()
     if server_args.device == "cpu":
         install_latent_attention()
+        install_local_experts()
     run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *rest, **named)
 
 

@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from rlmegatron.config.schema import RolloutConfig
 from rlmegatron.platform.sglang_cpu import engine_support, find_engine_needs
 from rlmegatron.rollout.answers import to_sample
 from rlmegatron.rollout.api import EngineError, GenerationRequest, SamplingConfig
 from rlmegatron.rollout.client import ClientLimits, EngineClient, RequestRefused
+from rlmegatron.rollout.placement import visible_devices
 from rlmegatron.rollout.server import EngineServer
 from rlmegatron.rollout.tensor_payload import pack_for_ranks
 from rlmegatron.types import Sample
@@ -42,10 +45,10 @@ class EngineSpec:
     """The server's log; every start appends to it."""
     seed: int
     """Seed of whatever SGLang draws outside of requests."""
-    base_gpu_id: int = 0
-    """First device on this node; the engine takes the consecutive ones."""
+    devices: tuple[int, ...] = ()
+    """Device of each engine rank, as this process numbers them; none means the first ones."""
     cores: tuple[str, ...] = ()
-    """Core list such as "0-3,8" per rank, for engines on a CPU; none means the cores of this process for each rank."""
+    """Core list such as "0-3,8" of each engine rank, on a CPU; none means the cores of this process for each."""
     custom_weight_loaders: tuple[str, ...] = ()
     """'package.module.function' names that `update_weights` may give as `load_format`."""
 
@@ -80,7 +83,7 @@ class SGLangEngine:
         )
         self._server = EngineServer(
             server_args=_server_args(self._spec, self._config, support.server_args, on_device=found.cuda),
-            environment={"HF_HUB_OFFLINE": "1", **support.environment},
+            environment={"HF_HUB_OFFLINE": "1", **support.environment, **self._devices()},
             python_path=support.python_path,
             cores=() if found.cuda else cores,
             fork_workers=not found.cuda,
@@ -90,6 +93,17 @@ class SGLangEngine:
         self._state: State = "unpublished"
         self._awake: set[Part] = {"weights", "kv_cache"}
         self._update_is_open = False
+
+    def _devices(self) -> dict[str, str]:
+        if not self._on_device:
+            return {}
+        # SGLang itself can only count on from one device, in steps of one size.
+        visible = visible_devices(
+            self._spec.devices or range(self.tensor),
+            inherited=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            num_visible=torch.cuda.device_count(),
+        )
+        return {"CUDA_VISIBLE_DEVICES": visible}
 
     def wait_ready(self) -> None:
         """Wait for the server; raises EngineDied or EngineError, both with the end of its log."""
@@ -111,6 +125,11 @@ class SGLangEngine:
     def server(self) -> EngineServer:
         """The server process, for tools that speak to it directly."""
         return self._server
+
+    @property
+    def incarnation(self) -> int:
+        """The server's process, which a restart replaces."""
+        return self._server.pid
 
     def alive(self) -> bool:
         """Whether the engine's process runs."""
@@ -201,9 +220,9 @@ class SGLangEngine:
         self.version = version
         self._state = "serving"
 
-    def abandon_weight_update(self) -> None:
-        """Give up an open update, because another engine's has failed; nothing happens when none is open."""
-        if self._state == "updating":
+    def distrust_weights(self) -> None:
+        """Refuse to generate until a publish succeeds: one has failed here or in another engine."""
+        if self._state in ("updating", "serving"):
             self._state = "failed"
 
     def restart(self) -> None:
@@ -270,6 +289,8 @@ def _checked(spec: EngineSpec, config: RolloutConfig) -> EngineSpec:
         raise ValueError(f"model.path: {spec.model_path} is not a Hugging Face directory (it has no config.json)")
     if spec.cores and len(spec.cores) != config.tensor:
         raise ValueError(f"{len(spec.cores)} core lists for an engine of {config.tensor} ranks: {spec.cores}")
+    if spec.devices and len(spec.devices) != config.tensor:
+        raise ValueError(f"{len(spec.devices)} devices for an engine of {config.tensor} ranks: {spec.devices}")
     return replace(spec, model_path=str(model.resolve()), log_path=spec.log_path.resolve())
 
 
@@ -281,7 +302,7 @@ def _server_args(
         "load_format": "dummy",
         "dtype": DTYPES[spec.dtype],
         "tp_size": config.tensor,
-        "base_gpu_id": spec.base_gpu_id if on_device else 0,
+        "ep_size": config.expert,
         "context_length": spec.context_length,
         "max_running_requests": config.max_running_requests,
         "mem_fraction_static": config.mem_fraction,
@@ -294,6 +315,8 @@ def _server_args(
         "custom_weight_loader": list(spec.custom_weight_loaders),
         **support,
     }
+    if config.expert > 1:
+        args["disable_shared_experts_fusion"] = True  # some GPUs would copy them to every part, in other shares
     if config.max_total_tokens is not None:
         args["max_total_tokens"] = config.max_total_tokens
     return {**args, **config.engine_args}

@@ -1,7 +1,7 @@
 """Where SGLang keeps the tensors of an MLP: gate above up in one parameter, all experts of a layer in another.
 
-In: one tensor, the architecture and an engine's rank. Out: its `Placement`s. Experts are cut by tensor parallelism, as
-SGLang does without expert parallelism. Pure; must never import torch or sglang.
+In: one tensor, the architecture and an engine's rank. Out: its `Placement`s, none for an expert that lies on other
+ranks. Pure; must never import torch or sglang.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ def mlp_placements(part: Part, arch: Architecture, here: EngineRank) -> Iterator
     assert module in (*_GATE, *_UP, *_DOWN), f"nobody knows where SGLang keeps {part.name}"
     if expert:
         assert experts is not None, f"{part.name} is the tensor of an expert"
-        share = here.ffn(experts.ffn)
-        yield from _matrix(part, module, share, _stacked(expert[1], int(expert[2]), module, share))
+        number, held = int(expert[2]), here.experts(experts.num)
+        if number in held:
+            share = here.expert_ffn(experts.ffn)
+            yield from _matrix(part, module, share, _stacked(expert[1], number - held.start, module, share))
     elif _SHARED in part.name:
         assert experts is not None, f"{part.name} is the tensor of a shared expert"
         count = experts.shared_ffn // experts.ffn
         share = here.ffn(experts.shared_ffn, experts=count)
         slots = [_slot(block, module, share)]
-        if count == 1:  # on a GPU SGLang may append a single shared expert to the others
+        if count == 1 and here.ep == 1:  # on a GPU SGLang may append a single shared expert to others in one place
             slots.append(_stacked(block.replace(_SHARED.rstrip("."), ".experts"), experts.num, module, share))
         yield from _matrix(part, module, share, *slots)
     else:

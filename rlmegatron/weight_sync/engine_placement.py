@@ -58,6 +58,12 @@ def cut(part: Part, dim: int, share: Share, *slots: Slot) -> Iterator[Placement]
         yield Placement(part.name, _along(part, dim, share.start, length), tuple(homes))
 
 
+def within(module: str, placement: Placement) -> Placement:
+    """The same, where the names of the tensor and its homes begin with `module`."""
+    homes = tuple([Home(module + home.parameter, home.box) for home in placement.homes])
+    return Placement(module + placement.name, placement.source, homes, placement.is_derived)
+
+
 def _along(part: Part, dim: int, start: int, length: int) -> Box:
     return tuple((start, start + length) if i == dim else (0, size) for i, size in enumerate(part.shape))
 

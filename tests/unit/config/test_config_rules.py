@@ -75,6 +75,10 @@ def test_a_sound_ppo_config_with_every_kind_of_parallelism_has_no_problems(make_
             "parallel.expert_tensor: 2 needs a mixture of experts, and Qwen3ForCausalLM has none; use 1",
         ),
         (
+            ["rollout={tensor: 2, expert: 2}"],
+            "rollout.expert: 2 needs a mixture of experts, and Qwen3ForCausalLM has none; use 1",
+        ),
+        (
             ["train.mini_batches=3"],
             "train.mini_batches: 3 does not divide rollout.prompts_per_step x rollout.samples_per_prompt (64); "
             "use 1, 2, 4, 8, 16, 32 or 64",
@@ -230,7 +234,29 @@ MLA = {
                 "and parallel.expert x parallel.expert_tensor (2 x lcm(2, 4 x 1) = 8); use a multiple of 8 ranks"
             ],
         ),
-        (["rollout.tensor=32", "rollout.engine_args={ep_size: 2}"], 32, []),
+        (["rollout={tensor: 32, expert: 2}"], 32, []),
+        (
+            ["rollout={tensor: 16, expert: 16}"],
+            16,
+            ["rollout.expert: 16 does not divide the number of experts (8); use 1, 2, 4 or 8"],
+        ),
+        (
+            ["rollout={tensor: 8, expert: 3}"],
+            8,
+            [
+                "rollout.expert: 3 does not divide rollout.tensor (8); use 1, 2, 4 or 8",
+                "rollout.expert: 3 does not divide the number of experts (8); use 1, 2, 4 or 8",
+            ],
+        ),
+        (
+            ["rollout={tensor: 64, expert: 2}"],
+            64,
+            [
+                "rollout.tensor: 64 does not divide num_attention_heads (32); use 1, 2, 4, 8, 16 or 32",
+                "rollout.tensor / rollout.expert: 32 does not divide the width of an expert (48); use 1, 2, 3, 4, 6, "
+                "8, 12, 16, 24 or 48",
+            ],
+        ),
         (
             ["rollout.tensor=32"],
             32,
@@ -318,8 +344,9 @@ def test_an_unknown_name_is_told_the_nearest_one_and_own_functions_pass(make_con
 
 
 def test_a_server_argument_that_the_run_decides_is_refused_with_its_key(make_config: MakeConfig) -> None:
-    assert found(make_config(), "rollout.engine_args={tp_size: 3, log_level: info}") == [
-        "rollout.engine_args.tp_size: cannot be set here; use rollout.tensor"
+    assert found(make_config(), "rollout.engine_args={tp_size: 3, ep_size: 3, log_level: info}") == [
+        "rollout.engine_args.ep_size: cannot be set here; use rollout.expert",
+        "rollout.engine_args.tp_size: cannot be set here; use rollout.tensor",
     ]
 
 

@@ -61,9 +61,21 @@ def home_of(name: str, arch: Architecture) -> tuple[str, tuple[int, int]]:
     return name.replace(f".{module}.", f".{fused}."), (0, part)
 
 
-def share_of(name: str, tensor: Tensor, arch: Architecture, *, tp: int, rank: int, on_cpu: bool = True) -> Tensor:
-    """What rank `rank` of `tp` keeps of one tensor, with its padding."""
-    module = name.split(".")[-2]
+def holders(name: str, arch: Architecture, *, tp: int, ep: int) -> list[int]:
+    """The ranks that share a tensor: those of the part that has the expert, or all."""
+    expert = re.search(r"\.experts\.(\d+)\.", name)
+    if expert is None:
+        return list(range(tp))
+    assert arch.experts is not None
+    experts, ranks = (torch.arange(count).chunk(ep) for count in (arch.experts.num, tp))
+    return next(part.tolist() for part, held in zip(ranks, experts, strict=True) if int(expert[1]) in held)
+
+
+def share_of(
+    name: str, tensor: Tensor, arch: Architecture, *, tp: int, rank: int, ep: int = 1, on_cpu: bool = True
+) -> Tensor:
+    """What rank `rank` of `tp`, one of the tensor's holders, keeps of it, with its padding."""
+    module, sharers = name.split(".")[-2], holders(name, arch, tp=tp, ep=ep)
     dim = 1 if module in ("o_proj", "down_proj", "w2") else 0
     if module in ("embed_tokens", "lm_head"):
         multiple = 64 if round_up(len(tensor), 64) % tp == 0 else 64 * tp
@@ -79,7 +91,7 @@ def share_of(name: str, tensor: Tensor, arch: Architecture, *, tp: int, rank: in
         count = arch.experts.shared_ffn // arch.experts.ffn if arch.experts and ".shared_experts." in name else 1
         each = tensor.shape[dim] // count
         each = round_up(each, 32 * tp) if on_cpu else each
-        return padded(tensor, dim, each * count).chunk(tp, dim)[rank]
+        return padded(tensor, dim, each * count).chunk(len(sharers), dim)[sharers.index(rank)]
     return tensor
 
 
@@ -87,9 +99,16 @@ class LoadingEngine:
     """`parameters(rank)` by SGLang's names; `spoil` = (rank, parameter) is changed by one bit after each load."""
 
     def __init__(
-        self, arch: Architecture, *, tensor: int, on_cpu: bool = True, fails_at_bucket: int | None = None
+        self,
+        arch: Architecture,
+        *,
+        tensor: int,
+        expert: int = 1,
+        on_cpu: bool = True,
+        fails_at_bucket: int | None = None,
     ) -> None:
-        self.arch, self.tensor, self.on_cpu, self.fails_at_bucket = arch, tensor, on_cpu, fails_at_bucket
+        self.arch, self.tensor, self.expert, self.on_cpu = arch, tensor, expert, on_cpu
+        self.fails_at_bucket = fails_at_bucket
         self.parts: list[dict[str, dict[tuple[int, int], Tensor]]] = [{} for _ in range(tensor)]
         self.num_buckets = 0
         self.spoil: tuple[int, str] | None = None
@@ -123,8 +142,9 @@ class LoadingEngine:
         self.num_buckets += 1
         for name, tensor in named_tensors:
             parameter, place = home_of(name, self.arch)
-            for rank in range(self.tensor):
-                share = share_of(name, tensor, self.arch, tp=self.tensor, rank=rank, on_cpu=self.on_cpu).clone()
+            cut: dict[str, Any] = {"tp": self.tensor, "ep": self.expert}
+            for rank in holders(name, self.arch, **cut):
+                share = share_of(name, tensor, self.arch, rank=rank, on_cpu=self.on_cpu, **cut).clone()
                 self.parts[rank].setdefault(parameter, {})[place] = share
 
     def _hand_to(self, loader: str, named_tensors: Sequence[tuple[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,14 +17,21 @@ from rlmegatron.models.load import slices
 from rlmegatron.weight_sync.engine_layout import placements
 from rlmegatron.weight_sync.engine_loader import loadable
 
+NUM_EXPERTS = {
+    "Qwen3MoeForCausalLM": "num_experts",
+    "MixtralForCausalLM": "num_local_experts",
+    "DeepseekV2ForCausalLM": "n_routed_experts",
+    "DeepseekV3ForCausalLM": "n_routed_experts",
+}
+
 
 @st.composite
-def architectures(draw: st.DrawFn) -> tuple[Architecture, int, bool]:
-    """An architecture, an engine size and whether it runs on a CPU; on a GPU everything can be cut or replicated."""
+def engines(draw: st.DrawFn) -> tuple[Architecture, int, int, bool]:
+    """An architecture, an engine's TP and EP and whether it runs on a CPU; on a GPU everything comes out even."""
     name, on_cpu, tp = draw(st.sampled_from(NAMES)), draw(st.booleans()), draw(st.sampled_from([1, 2, 3, 4, 6]))
     latent = name.startswith("Deepseek")
     kv_heads = draw(st.sampled_from([n for n in (1, 2, 3, 4, 6, 8, 12) if on_cpu or tp % n == 0 or n % tp == 0]))
-    whole, layers = 1 if on_cpu else tp, draw(st.integers(1, 2))
+    whole, layers = 1 if on_cpu else tp, draw(st.integers(1, 3))
     heads = kv_heads * whole * (1 if latent else draw(st.integers(1, 2)))
     changes: dict[str, Any] = {
         "vocab_size": draw(st.integers(1, 300)),
@@ -45,16 +53,19 @@ def architectures(draw: st.DrawFn) -> tuple[Architecture, int, bool]:
         changes["hidden_size"] = heads * changes["head_dim"]
     if latent or name == "Qwen3MoeForCausalLM":
         changes["moe_intermediate_size"] = whole * draw(st.integers(1, 3))
-    return architecture(name, **changes), tp, on_cpu
+    ep = draw(st.sampled_from([n for n in range(1, tp + 1) if tp % n == 0])) if name in NUM_EXPERTS else 1
+    if ep > 1:
+        changes[NUM_EXPERTS[name]] = 2 * ep * draw(st.integers(1, 2))
+    return architecture(name, **changes), tp, ep, on_cpu
 
 
 @settings(deadline=None)
-@given(architectures())
-def test_boxes_hold_what_the_loaders_put_there(case: tuple[Architecture, int, bool]) -> None:
+@given(engines())
+def test_boxes_hold_what_the_loaders_put_there(case: tuple[Architecture, int, int, bool]) -> None:
     """Every element of every engine parameter, once, apart from padding, which is zero."""
-    arch, tp, on_cpu = case
+    arch, tp, ep, on_cpu = case
     tensors = checkpoint(arch)
-    engine = LoadingEngine(arch, tensor=tp, on_cpu=on_cpu)
+    engine = LoadingEngine(arch, tensor=tp, expert=ep, on_cpu=on_cpu)
     for bucket in loadable([list(tensors.items())], arch):
         engine.update_weights(bucket)
     used = {name: torch.zeros(tensor.shape, dtype=torch.int) for name, tensor in tensors.items()}
@@ -64,7 +75,7 @@ def test_boxes_hold_what_the_loaders_put_there(case: tuple[Architecture, int, bo
             name.replace("w_vc", "w_vc.mT"): t.mT if "w_vc" in name else t for name, t in engine.derived(rank).items()
         }
         covered = {name: torch.zeros(tensor.shape, dtype=torch.int) for name, tensor in live.items()}
-        for box in placements(arch, tp=tp, rank=rank, on_cpu=on_cpu):
+        for box in placements(arch, tp=tp, rank=rank, on_cpu=on_cpu, ep=ep):
             home, source = box.homes[0], tensors[box.name][slices(box.source)]
             assert torch.equal(live[home.parameter][slices(home.box)].reshape(source.shape), source), box
             covered[home.parameter][slices(home.box)] += 1
@@ -105,6 +116,43 @@ def test_experts_are_slices_of_one_parameter_with_up_below_gate(on_cpu: bool, ro
     assert found.source == ((0, rows), (0, 48))
     assert found.homes[0].parameter == "model.layers.1.block_sparse_moe.experts.w13_weight"
     assert found.homes[0].box == ((2, 3), (rows, 2 * rows), (0, 48))
+
+
+@pytest.mark.parametrize(("rank", "number", "rows"), [(1, None, None), (2, 1, (0, 20)), (3, 1, (20, 40))])
+def test_spread_experts_are_numbered_anew_and_cut_over_the_ranks_of_their_part(
+    rank: int, number: int | None, rows: tuple[int, int] | None
+) -> None:
+    """6 experts in 2 parts of 2 ranks: the first part has 0, 1, 2, the second 3, 4, 5, each cut in two."""
+    arch = architecture("MixtralForCausalLM", intermediate_size=40, num_local_experts=6)
+    name = "model.layers.1.block_sparse_moe.experts.4.w2.weight"
+    found = {box.name: box for box in placements(arch, tp=4, ep=2, rank=rank, on_cpu=False)}
+    if number is None:
+        assert name not in found
+        return
+    assert found[name].source == ((0, 48), rows)
+    assert found[name].homes[0].parameter == "model.layers.1.block_sparse_moe.experts.w2_weight"
+    assert found[name].homes[0].box == ((number, number + 1), (0, 48), (0, 20))
+    assert found["model.layers.1.self_attn.o_proj.weight"].source == ((0, 48), (12 * rank, 12 * rank + 12))
+
+
+def test_spread_experts_leave_a_shared_one_its_own_parameter_cut_over_all_ranks() -> None:
+    arch = architecture("DeepseekV3ForCausalLM")
+    found = {box.name: box for box in placements(arch, tp=4, ep=2, rank=3, on_cpu=False)}
+    shared = found["model.layers.1.mlp.shared_experts.up_proj.weight"]
+    assert shared.source == ((24, 32), (0, 48))
+    assert [home.parameter for home in shared.homes] == ["model.layers.1.mlp.shared_experts.gate_up_proj.weight"]
+
+
+@settings(deadline=None)
+@given(engines())
+def test_layers_that_are_alike_are_placed_as_if_each_were_looked_at_alone(
+    case: tuple[Architecture, int, int, bool],
+) -> None:
+    arch, tp, ep, on_cpu = case
+    rules = arch.parameter_rules(1)
+    alone = [replace(arch, rules=lambda _arch, _vocab, rule=rule: [rule]) for rule in rules]
+    one_by_one = [box for one in alone for box in placements(one, tp=tp, rank=tp - 1, on_cpu=on_cpu, ep=ep)]
+    assert list(placements(arch, tp=tp, rank=tp - 1, on_cpu=on_cpu, ep=ep)) == one_by_one
 
 
 def test_a_single_shared_expert_has_two_possible_homes() -> None:
