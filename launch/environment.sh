@@ -24,7 +24,7 @@ fail() {
 }
 
 say() {
-    echo "environment: $1"
+    echo "environment: $*"
 }
 
 is_new_enough() {
@@ -82,7 +82,7 @@ install_cpu() {
     say "installing the CPU set, $(grep -c == launch/requirements-cpu.txt) pinned packages (one to three minutes)"
     install -r launch/requirements-cpu.txt
     install --no-deps -r launch/requirements-no-deps.txt
-    install --no-deps --no-build-isolation --editable .
+    install_package
     hook_torchvision
 }
 
@@ -102,12 +102,28 @@ install_gpu() {
     install -r launch/requirements-gpu.txt
     # Its torch part has no wheel and is built against the torch just installed.
     install --no-build-isolation -r launch/requirements-gpu-build.txt
-    install --no-deps --no-build-isolation --editable .
+    install_package
 }
 
-# What an installation depends on: the pinned files, the package's metadata and where it lies.
+# A library that does not build is no failure to pip, whose warning -qq hides.
+install_package() {
+    local command=(--no-deps --no-build-isolation --editable .) devices=(cpu) device
+    install "${command[@]}"
+    if command -v nvcc >/dev/null; then
+        devices+=(cuda)
+    fi
+    for device in "${devices[@]}"; do
+        [[ -f rlmegatron/weight_sync/csrc/libcopy_segments_$device.so ]] ||
+            say "the library that copies weights on $device did not build, so that torch will copy them, slower;" \
+                "to see why: .venv/bin/python -m pip install --verbose ${command[*]}"
+    done
+}
+
+# What an installation depends on: the pinned files, the package's metadata, the sources that it compiles and with what,
+# and where it lies.
 fingerprint() {
-    cat launch/requirements-*.txt setup.py <(echo "$kind $PWD") | sha256sum | cut -d' ' -f1
+    cat launch/requirements-*.txt setup.py rlmegatron/weight_sync/csrc/*.{h,cpp,cu} \
+        <(echo "$kind $PWD ${CUDA_HOME:-} $(command -v nvcc)") | sha256sum | cut -d' ' -f1
 }
 
 is_ready() {

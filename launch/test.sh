@@ -7,7 +7,7 @@ usage() {
 usage: bash launch/test.sh [--megatron VERSION] [pytest arguments]
 
 Makes .venv with the test tools (see bash launch/environment.sh --help), then runs ruff, mypy and pytest, and stops at the
-first that fails.
+first that fails. Where nvcc is found, the CUDA kernel has to compile for all devices it is meant for.
 
   --megatron VERSION  test on this release of megatron-core instead of the installed one (in .venv/megatron-core/VERSION).
                       Those that want a newer Python are taken as well: their Python sources run on 3.11.
@@ -62,6 +62,19 @@ unpack_megatron() {
     echo "$directory"
 }
 
+# Compiles the CUDA kernel for these compute capabilities and keeps nothing; a warning is an error.
+compile_kernel() {
+    local targets=() target
+    for target in "$@"; do
+        targets+=("--generate-code=arch=compute_$target,code=sm_$target")
+    done
+    echo "test: CUDA kernel, for compute capabilities $*"
+    compiled=$(mktemp)
+    trap 'rm -f "$compiled"' EXIT
+    nvcc -O3 -std=c++17 -Xcompiler=-fPIC --threads=0 --Werror=all-warnings "${targets[@]}" --compile \
+        rlmegatron/weight_sync/csrc/copy_segments.cu -o "$compiled"
+}
+
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash launch/environment.sh --test
 if [[ -n $megatron ]]; then
@@ -73,6 +86,9 @@ echo "test: lint"
 .venv/bin/ruff format --check .
 echo "test: types"
 .venv/bin/mypy
+if command -v nvcc >/dev/null; then
+    compile_kernel 80 90 100
+fi
 if [[ -n $megatron ]]; then
     export PYTHONPATH=$directory${PYTHONPATH:+:$PYTHONPATH}
     found=$(.venv/bin/python -c 'from importlib.metadata import version; print(version("megatron-core"))')
