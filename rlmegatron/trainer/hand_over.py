@@ -24,7 +24,7 @@ def publish_weights(run: Run, version: int) -> None:
     """
     run.learner.optimizer_to_host()
     try:
-        publish(run.world, run.transport, run.rollout.engine, version=version, verify=run.cfg.weight_sync.verify)
+        publish(run.world, run.transport, run.rollout.engine, version=version, verifier=run.verifier)
     except RankFailure as failure:
         if not (_may_restart(run) and _some_engine_is_dead(run)):
             raise
@@ -86,6 +86,6 @@ def _sleep_if_alive(engine: SGLangEngine) -> None:
 
 def _restart_if_dead(engine: SGLangEngine) -> None:
     if engine.alive():
-        engine.abandon_weight_update()
+        engine.distrust_weights()
     else:
         engine.restart()

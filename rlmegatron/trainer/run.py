@@ -41,17 +41,17 @@ from rlmegatron.models.table import read_architecture, read_config
 from rlmegatron.platform.torchvision_ops import install_torchvision_hook
 from rlmegatron.rewards.judge import Judge
 from rlmegatron.rewards.table import resolve as resolve_reward
-from rlmegatron.rollout.placement import engine_of, place_engines, share_cores
+from rlmegatron.rollout.placement import engine_cores, engine_of, place_engines
 from rlmegatron.rollout.sglang_engine import EngineSpec, SGLangEngine
 from rlmegatron.trainer.collect import Rollout
 from rlmegatron.trainer.update import Objectives
 from rlmegatron.types import Prompt
-from rlmegatron.weight_sync.choose import choose_transport
+from rlmegatron.weight_sync.build import Engines, build_transport, build_verifier
 from rlmegatron.weight_sync.engine_config import keys_for_engines
 from rlmegatron.weight_sync.engine_limits import refuse_what_engines_cannot_serve
-from rlmegatron.weight_sync.engine_worker import REPORT
-from rlmegatron.weight_sync.hf_stream import HfStream
+from rlmegatron.weight_sync.engine_worker import LOADERS
 from rlmegatron.weight_sync.transport import Transport
+from rlmegatron.weight_sync.verify import Verifier
 
 
 @dataclass
@@ -65,6 +65,7 @@ class Run:
     reward: Judge
     stream: TensorStream
     transport: Transport
+    verifier: Verifier | None
     advantage: Piece
     objectives: Objectives
     dp_ranks: Sequence[int]
@@ -147,6 +148,7 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     _say(world, f"building {', '.join(models)} from {cfg.model.path}")
     learner = _learner(cfg, world, arch, needs_critic=needs_critic)
     stream = learner.actor.model.tensor_stream()
+    transport, verifier = _weight_sync(cfg, world, stream, arch, rollout)
     run = Run(
         cfg=cfg,
         world=world,
@@ -154,7 +156,8 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
         rollout=rollout,
         reward=reward,
         stream=stream,
-        transport=_transport(cfg, world, stream, arch),
+        transport=transport,
+        verifier=verifier,
         advantage=advantage,
         objectives=objectives,
         dp_ranks=world.gather(learner.topology.dp_rank),
@@ -242,12 +245,16 @@ def _tokenizer(path: str) -> Any:
 
 
 def _rollout(cfg: RunConfig, world: World, tokenizer: Any, engine_model: str, undo: ExitStack) -> Rollout:
-    engines = place_engines(world_size=world.size, tensor=cfg.rollout.tensor, ranks_per_node=world.ranks_per_node)
+    engines = place_engines(
+        world_size=world.size,
+        tensor=cfg.rollout.tensor,
+        ranks_per_node=world.ranks_per_node,
+        train_tensor=cfg.parallel.tensor,
+    )
     placement = engine_of(world.rank, engines)
     engine = None
     if world.rank == placement.lead:
-        shares = share_cores(sorted(os.sched_getaffinity(0)), num_shares=world.ranks_per_node)
-        first = world.local_rank
+        cores = sorted(os.sched_getaffinity(0))
         engine = SGLangEngine(
             EngineSpec(
                 model_path=engine_model,
@@ -255,9 +262,9 @@ def _rollout(cfg: RunConfig, world: World, tokenizer: Any, engine_model: str, un
                 context_length=cfg.context_length,
                 log_path=Path(cfg.directory) / "logs" / f"engine_{placement.index:03d}.log",
                 seed=cfg.seed,
-                base_gpu_id=placement.base_gpu_id,
-                cores=shares[first : first + cfg.rollout.tensor],
-                custom_weight_loaders=(REPORT,),
+                devices=placement.local_ranks,
+                cores=engine_cores(placement, cores, ranks_per_node=world.ranks_per_node),
+                custom_weight_loaders=LOADERS,
             ),
             cfg.rollout,
             decode=lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=True),
@@ -312,16 +319,24 @@ def _learner(cfg: RunConfig, world: World, arch: Architecture, *, needs_critic: 
     )
 
 
-def _transport(cfg: RunConfig, world: World, stream: TensorStream, arch: Architecture) -> Transport:
-    name, reason = choose_transport(cfg.weight_sync)
-    _say(world, f"weight sync: {name} ({reason})")
-    return HfStream(
+def _weight_sync(
+    cfg: RunConfig, world: World, stream: TensorStream, arch: Architecture, rollout: Rollout
+) -> tuple[Transport, Verifier | None]:
+    dtype = cfg.rollout.dtype or cfg.model.dtype
+    engines = Engines(rollout.engines, tensor=cfg.rollout.tensor, expert=cfg.rollout.expert, dtype=dtype)
+    transport = build_transport(
+        cfg.weight_sync,
+        world,
         stream,
         arch,
-        engine_tensor=cfg.rollout.tensor,
-        dtype=DTYPES[cfg.rollout.dtype or cfg.model.dtype],
-        bytes_per_bucket=cfg.weight_sync.bucket_mb << 20,
+        engines,
+        train_dtype=cfg.model.dtype,
+        timeout_s=cfg.train.collective_timeout_s,
+        cache=Path(cfg.directory) / "reshard",
+        say=lambda line: _say(world, line),
     )
+    verifier = build_verifier(world, stream, arch, engines) if cfg.weight_sync.verify else None
+    return transport, verifier
 
 
 def _objectives(cfg: RunConfig, *, needs_critic: bool) -> Objectives:

@@ -1,159 +1,157 @@
-"""Which part of which training rank's parameters goes where in an engine: the reshard as tables of numbers.
+"""Which part of which training parameter goes where in one rank of an engine: the reshard as a table of numbers.
 
-In: the parameter rules, the layout of a replica and the placements of an engine. Out: a `Plan`: for every rank of an
-engine the pieces that make up its parameters, each element once, each from one rank of the replica. Pure; must never
-import torch or communicate.
+In: the parameter rules, the layout of a replica and what the engine's rank wants. Out: `Pieces`, which cover every
+wanted element exactly once. Pure; must never import torch or communicate.
 
-A piece is the intersection of what a training rank holds with what an engine's rank wants: a box of one Hugging Face
-tensor. Where it lies in memory on either side follows from the two rows that it came from, each of which maps a box of
-the tensor onto a box of a parameter.
+A piece is the intersection of what a training rank holds with what the engine's rank wants: a box of one Hugging Face
+tensor, which lies in one rectangle of a parameter on either side. Who gives it, where several ranks hold it, is chosen
+in `sources.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from rlmegatron.models.replica import ReplicaLayout
 from rlmegatron.models.rules import Box, Rule
-from rlmegatron.weight_sync.engine_placement import Placement
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What one rank of a stage holds of tensor `name`: `parameter(rule)[target] = tensor[source]`.
+class Wanted:
+    """`parameters[parameter][home] = tensor(name)[source]` in an engine's rank; `width` is the parameter's row length.
 
-    `shard` is the rank's place on the axis that cuts the rule, None where every rank of the axis holds it alike.
+    `home` is a box of the parameter seen as a matrix of rows of `width` elements.
     """
 
-    rule: int
     name: str
-    stage: int
-    shard: int | None
     source: Box
-    target: Box
+    parameter: int
+    home: Box
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """N pieces of one engine rank: rows [N] of `Plan.held` and of its placements, and the box [N 2 2] in the tensor.
+    """N pieces of one engine rank, a column of N each.
 
-    The box is ((first row, last row), (first column, last column)), half open; a vector is one row.
+    `rule` names the training parameter, which is held by pipeline rank `stage`; by rank `shard` of the axis that cuts
+    it, or by all alike (-1); and by the ranks that have expert `expert`, or that of none (-1). There the piece is the
+    rectangle of `rows` x `columns` elements at (`source_row`, `source_column`), and in parameter `parameter` of the
+    engine the one at (`row`, `column`); `source_width` and `width` are the lengths of a row of each parameter.
     """
 
-    held: Ints
-    wanted: Ints
-    boxes: Ints
+    rule: Ints
+    stage: Ints
+    shard: Ints
+    expert: Ints
+    source_row: Ints
+    source_column: Ints
+    source_width: Ints
+    parameter: Ints
+    row: Ints
+    column: Ints
+    width: Ints
+    rows: Ints
+    columns: Ints
+
+    def __len__(self) -> int:
+        return len(self.rule)
 
     def num_elements(self) -> Ints:
         """[N]."""
-        return _areas(self.boxes)
+        return self.rows * self.columns
+
+    def take(self, index: Ints | npt.NDArray[np.bool_]) -> Pieces:
+        """Those pieces alone."""
+        return Pieces(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """`wanted[j]` and `pieces[j]` belong to rank j of an engine, whichever engine of the replica that is."""
-
-    layout: ReplicaLayout
-    rules: Sequence[Rule]
-    held: Sequence[Held]
-    wanted: Sequence[Sequence[Placement]]
-    pieces: Sequence[Pieces]
-
-    def sources(self, engine_rank: int, *, on: int) -> Ints:
-        """[N] the rank of the replica that gives each piece, where rank `engine_rank` of an engine lies on rank `on`.
-
-        Of the ranks that hold a piece alike it is the one in the same copy of the model as `on`, or `on` itself.
-        """
-        place, layout = on % self.layout.per_stage, self.layout
-        num_local = self._num_experts() // layout.ep
-        ranks = np.empty(len(self.held), dtype=np.int64)
-        for row, held in enumerate(self.held):
-            expert, size = self.rules[held.rule].expert, layout.tp
-            first = place // size * size
-            if expert is not None:
-                size = layout.etp
-                copy = size * layout.ep
-                first = place // copy * copy + expert // num_local * size
-            ranks[row] = held.stage * layout.per_stage + first + (place % size if held.shard is None else held.shard)
-        return ranks[self.pieces[engine_rank].held]
-
-    def _num_experts(self) -> int:
-        return 1 + max((rule.expert for rule in self.rules if rule.expert is not None), default=-1)
+def plan_pieces(
+    rules: Sequence[Rule], wanted: Sequence[Wanted], layout: ReplicaLayout, *, stage_of: Callable[[Rule], int]
+) -> Pieces:
+    """Cover `wanted` with what the ranks of a replica hold; AssertionError where that is impossible."""
+    names = {one.name for one in wanted}
+    numbers = {name: number for number, name in enumerate(names)}
+    held = _Table.of(list(_held(rules, layout, stage_of, numbers)))
+    asked = _Table.of([(numbers[one.name], one.source, one.home, (one.parameter, one.width)) for one in wanted])
+    rows, want = _overlapping(held, asked)
+    low = np.maximum(held.boxes[rows, :, 0], asked.boxes[want, :, 0])
+    high = np.minimum(held.boxes[rows, :, 1], asked.boxes[want, :, 1])
+    is_real = (low < high).all(axis=1)
+    rows, want, low, high = rows[is_real], want[is_real], low[is_real], high[is_real]
+    _check_cover(want, (high - low).prod(axis=1), asked, wanted)
+    source = held.targets[rows, :, 0] + low - held.boxes[rows, :, 0]
+    home = asked.targets[want, :, 0] + low - asked.boxes[want, :, 0]
+    rule, stage, shard, expert, source_width = held.facts[rows].T
+    parameter, width = asked.facts[want].T
+    return Pieces(
+        *(rule, stage, shard, expert, source[:, 0], source[:, 1], source_width),
+        *(parameter, home[:, 0], home[:, 1], width, *(high - low).T),
+    )
 
 
-def make_plan(
-    rules: Sequence[Rule],
-    wanted: Sequence[Sequence[Placement]],
-    layout: ReplicaLayout,
-    *,
-    stage_of: Callable[[Rule], int],
-) -> Plan:
-    """`wanted[j]` are the placements of rank j of an engine; AssertionError where one is not covered exactly."""
-    held = list(_held(rules, layout, stage_of))
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(one.name for one in held))}
-    table = _Table.of([(numbers[one.name], one.source) for one in held])
-    pieces = []
-    for placements in wanted:
-        asked = _Table.of([(numbers[placement.name], placement.source) for placement in placements])
-        pieces.append(_intersect(table, asked))
-        _check_cover(pieces[-1], asked, placements)
-    return Plan(layout, rules, held, wanted, pieces)
+_Row = tuple[int, Box, Box, tuple[int, ...]]
+"""Tensor number, box in the tensor, box in a parameter, and facts."""
 
 
-def _held(rules: Sequence[Rule], layout: ReplicaLayout, stage_of: Callable[[Rule], int]) -> Iterator[Held]:
+def _held(
+    rules: Sequence[Rule], layout: ReplicaLayout, stage_of: Callable[[Rule], int], numbers: dict[str, int]
+) -> Iterator[_Row]:
     for number, rule in enumerate(rules):
         if rule.copy:
             continue
         size = layout.tp if rule.axis == "tp" else layout.etp
-        for shard in (None,) if rule.dim is None else range(size):
-            for piece in rule.pieces(size=size, rank=shard or 0):
-                yield Held(number, piece.name, stage_of(rule), shard, piece.source, piece.target)
+        stage, expert = stage_of(rule), -1 if rule.expert is None else rule.expert
+        width = rule.local_shape(size)[-1]
+        for shard in (-1,) if rule.dim is None else range(size):
+            for piece in rule.pieces(size=size, rank=max(shard, 0)):
+                if piece.name in numbers:
+                    facts = (number, stage, shard, expert, width)
+                    yield numbers[piece.name], piece.source, piece.target, facts
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Boxes of tensors, as columns: tensor numbers [M] and boxes [M 2 2]."""
+    """Rows as columns: tensor numbers [M], boxes in tensor and parameter [M 2 2], facts [M F]. Vectors are one row."""
 
     tensor: Ints
     boxes: Ints
+    targets: Ints
+    facts: Ints
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[int, Box]]) -> _Table:
-        tensors = np.array([tensor for tensor, _ in rows], dtype=np.int64)
-        boxes = np.array([box if len(box) == 2 else ((0, 1), *box) for _, box in rows], dtype=np.int64)
-        return cls(tensors, boxes.reshape(-1, 2, 2))
+    def of(cls, rows: Sequence[_Row]) -> _Table:
+        tensors = np.array([tensor for tensor, *_ in rows], dtype=np.int64)
+        boxes = np.array([_of_matrix(box) for _, box, _, _ in rows], dtype=np.int64)
+        targets = np.array([_of_matrix(target) for _, _, target, _ in rows], dtype=np.int64)
+        facts = np.array([facts for *_, facts in rows], dtype=np.int64)
+        return cls(tensors, boxes.reshape(-1, 2, 2), targets.reshape(-1, 2, 2), facts.reshape(len(rows), -1))
 
 
-def _intersect(sources: _Table, wanted: _Table) -> Pieces:
-    """Every pair of a source and a wanted box of one tensor that overlap, in the order of the wanted ones."""
-    order = np.argsort(sources.tensor, kind="stable")
-    keys = sources.tensor[order]
-    first, last = (np.searchsorted(keys, wanted.tensor, side=side) for side in ("left", "right"))
+def _of_matrix(box: Box) -> Box:
+    return box if len(box) == 2 else ((0, 1), *box)
+
+
+def _overlapping(held: _Table, asked: _Table) -> tuple[Ints, Ints]:
+    """Rows of both tables that speak of one tensor, in the order of what is asked."""
+    order = np.argsort(held.tensor, kind="stable")
+    keys = held.tensor[order]
+    first, last = (np.searchsorted(keys, asked.tensor, side=side) for side in ("left", "right"))
     counts = last - first
-    row = np.repeat(np.arange(len(wanted.tensor)), counts)
-    within = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    held = order[np.repeat(first, counts) + within]
-    low = np.maximum(sources.boxes[held, :, 0], wanted.boxes[row, :, 0])
-    high = np.minimum(sources.boxes[held, :, 1], wanted.boxes[row, :, 1])
-    overlap = (low < high).all(axis=1)
-    return Pieces(held[overlap], row[overlap], np.stack([low, high], axis=2)[overlap])
+    want = np.repeat(np.arange(len(asked.tensor)), counts)
+    within = np.arange(len(want)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return order[np.repeat(first, counts) + within], want
 
 
-def _check_cover(pieces: Pieces, asked: _Table, placements: Sequence[Placement]) -> None:
+def _check_cover(want: Ints, sizes: Ints, asked: _Table, wanted: Sequence[Wanted]) -> None:
     """What is held of a tensor never overlaps, so that areas that add up cover a box exactly once."""
-    area = _areas(asked.boxes)
-    covered = np.bincount(pieces.wanted, weights=pieces.num_elements(), minlength=len(area)).astype(np.int64)
+    area = (asked.boxes[:, :, 1] - asked.boxes[:, :, 0]).prod(axis=1)
+    covered = np.bincount(want, weights=sizes, minlength=len(area)).astype(np.int64)
     wrong = np.nonzero(area != covered)[0]
-    assert not len(wrong), f"{placements[wrong[0]].name}: {covered[wrong[0]]} of {area[wrong[0]]} elements are held"
-
-
-def _areas(boxes: Ints) -> Ints:
-    """[N 2 2] -> elements [N]."""
-    lengths = boxes[:, :, 1] - boxes[:, :, 0]
-    return lengths[:, 0] * lengths[:, 1]
+    assert not len(wrong), f"{wanted[wrong[0]].name}: {covered[wrong[0]]} of {area[wrong[0]]} elements are held"

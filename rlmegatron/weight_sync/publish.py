@@ -6,38 +6,45 @@ raises and no engine generates. Must never know how weights travel.
 
 from __future__ import annotations
 
-from rlmegatron.distributed.world import World
+from rlmegatron.distributed.world import RankFailure, World
 from rlmegatron.rollout.api import RolloutEngine
 from rlmegatron.weight_sync.transport import Transport
+from rlmegatron.weight_sync.verify import Verifier
 
 
-def publish(world: World, transport: Transport, engine: RolloutEngine | None, *, version: int, verify: bool) -> None:
+def publish(
+    world: World, transport: Transport, engine: RolloutEngine | None, *, version: int, verifier: Verifier | None
+) -> None:
     """Collective. The learner's weights must be on the device and its optimizer state off it (`learner.residency`).
 
     An engine whose update failed, on any rank, refuses to generate until a publish succeeds; so does one whose
-    neighbours failed, because the version is stamped only after all have succeeded. Raises RankFailure on every rank.
+    neighbours failed, even in their very last step. Raises RankFailure on every rank.
     """
-    world.settle("publish (open)", lambda: _open(engine))
+    try:
+        world.settle("publish (open)", lambda: _open(engine))
+        _transfer(world, transport, engine)
+        if verifier is not None:
+            verifier.verify(engine)
+        world.settle("publish (close)", lambda: _close(engine, version))
+    except RankFailure:
+        if engine is not None:
+            engine.distrust_weights()
+        raise
+
+
+def _transfer(world: World, transport: Transport, engine: RolloutEngine | None) -> None:
     failure: Exception | None = None
     try:
         transport.transfer(engine)
     except Exception as error:
         failure = error
     world.settle("publish (transfer)", lambda: _check(failure))
-    if verify:
-        world.settle("publish (verify)", lambda: _verify(transport, engine))
-    world.settle("publish (close)", lambda: _close(engine, version))
 
 
 def _open(engine: RolloutEngine | None) -> None:
     if engine is not None:
         engine.wake(weights=True)
         engine.begin_weight_update()
-
-
-def _verify(transport: Transport, engine: RolloutEngine | None) -> None:
-    if engine is not None:
-        transport.verify(engine)
 
 
 def _close(engine: RolloutEngine | None, version: int) -> None:

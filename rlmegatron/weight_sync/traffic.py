@@ -1,31 +1,32 @@
-"""What a plan moves over the links between ranks, beside the least that any plan can.
+"""What a reshard moves over the links between ranks, beside the least that any could.
 
-In: a `Plan` and the ranks on which engines lie. Out: bytes by rank. Pure; must never import torch.
+In: the pieces of every rank of an engine, the ranks of a run and where its engines lie. Out: bytes by rank. Pure; must
+never import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
-from rlmegatron.models.replica import ReplicaLayout
-from rlmegatron.weight_sync.plan import Plan
+from rlmegatron.models.rules import Rule
+from rlmegatron.weight_sync.plan import Ints, Pieces
+from rlmegatron.weight_sync.sources import TrainRanks
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that each rank of a replica receives from and sends to others; `bound` is the least it can receive.
+    """Bytes that each rank receives from and sends to others, and those who give to it, itself among them.
 
-    The bound is HybridFlow's (arXiv 2409.19256, section 5): a rank that keeps its shard of a model of M bytes in an
-    engine of 1/t of it has (1/t - 1/n) M to get, where n ranks hold the model. It presumes that nothing is held twice:
-    what every rank holds alike (norms, routers, latent projections) costs less, what an engine replicates (KV heads)
-    more.
+    `bound` is the least that a rank can receive where shards are even (`least_bytes`).
     """
 
     received: tuple[int, ...]
     sent: tuple[int, ...]
+    givers: tuple[frozenset[int], ...]
     bound: int
 
     @property
@@ -34,34 +35,53 @@ class Traffic:
         return sum(self.received)
 
 
-def strided_engines(layout: ReplicaLayout, tensor: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks of every engine of a replica, chosen so that a rank's own shard is part of what its engine rank holds.
+def least_bytes(num_bytes: int, *, engine_tensor: int, num_ranks: int) -> int:
+    """HybridFlow's bound (arXiv 2409.19256, section 5) on what a rank receives.
 
-    With TP 8 and engines of 2: (0, 4), (1, 5), (2, 6), (3, 7). Where `tensor` does not divide TP no choice does that,
-    and engines are consecutive ranks.
+    A rank that keeps its part of a model of `num_bytes`, which `num_ranks` ranks share evenly, has 1/engine_tensor of
+    the model less that part to get. This presumes that nothing is held twice: what every rank holds alike (norms,
+    routers, latent projections) costs less, what engines replicate (KV heads) more.
     """
-    num_ranks = layout.pp * layout.per_stage
-    if num_ranks % tensor:
-        raise ValueError(f"engines of {tensor} ranks cannot be laid over a replica of {num_ranks}")
-    if layout.tp % tensor:
-        return tuple(tuple(range(first, first + tensor)) for first in range(0, num_ranks, tensor))
-    stride = layout.tp // tensor
-    firsts = (copy + number for copy in range(0, num_ranks, layout.tp) for number in range(stride))
-    return tuple(tuple(range(first, first + layout.tp, stride)) for first in firsts)
+    return num_bytes // engine_tensor - num_bytes // num_ranks
 
 
-def traffic(plan: Plan, engines: Sequence[Sequence[int]], *, itemsize: int) -> Traffic:
-    """The bytes of one publish; engine rank j of every engine receives `plan.pieces[j]`."""
-    num_ranks = plan.layout.pp * plan.layout.per_stage
-    received, sent = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
-    for ranks in engines:
-        for engine_rank, rank in enumerate(ranks):
-            sources = plan.sources(engine_rank, on=rank)
-            sizes = plan.pieces[engine_rank].num_elements() * itemsize
-            moved = np.bincount(sources, weights=sizes, minlength=num_ranks).astype(np.int64)
+def model_bytes(rules: Iterable[Rule], *, itemsize: int) -> int:
+    """Of all tensors of a model whose elements have `itemsize` bytes, but for those that stay in fp32."""
+    return sum(
+        prod(part.shape) * (4 if rule.keeps_fp32 else itemsize)
+        for rule in rules
+        if not rule.copy
+        for part in rule.parts
+    )
+
+
+def traffic(
+    rules: Sequence[Rule],
+    pieces: Sequence[Pieces],
+    ranks: TrainRanks,
+    engines: Sequence[Sequence[int]],
+    *,
+    itemsize: int,
+) -> Traffic:
+    """Of one publish; rank j of every engine receives `pieces[j]`."""
+    received, sent = (np.zeros(ranks.num_ranks, dtype=np.int64) for _ in range(2))
+    givers: list[frozenset[int]] = [frozenset()] * ranks.num_ranks
+    itemsizes = np.array([4 if rule.keeps_fp32 else itemsize for rule in rules], dtype=np.int64)
+    by_kind = [_bytes_by_kind(part, itemsizes, ranks) for part in pieces]
+    for engine in engines:
+        for (kinds, sizes), rank in zip(by_kind, engine, strict=True):
+            moved = np.bincount(ranks.givers(kinds, on=rank), weights=sizes, minlength=ranks.num_ranks).astype(np.int64)
+            givers[rank] = frozenset(np.nonzero(moved)[0].tolist())
             moved[rank] = 0
             received[rank] += moved.sum()
             sent += moved
-    whole = sum(int(np.prod(part.shape)) for rule in plan.rules if not rule.copy for part in rule.parts) * itemsize
-    bound = whole // len(engines[0]) - whole // num_ranks
-    return Traffic(tuple(received.tolist()), tuple(sent.tolist()), bound)
+    num_ranks = ranks.layout.pp * ranks.layout.per_stage
+    num_bytes = model_bytes(rules, itemsize=itemsize)
+    bound = least_bytes(num_bytes, engine_tensor=len(engines[0]), num_ranks=num_ranks)
+    return Traffic(tuple(received.tolist()), tuple(sent.tolist()), tuple(givers), bound)
+
+
+def _bytes_by_kind(pieces: Pieces, itemsizes: Ints, ranks: TrainRanks) -> tuple[Ints, Ints]:
+    kinds, number = ranks.kinds(pieces)
+    sizes = np.bincount(number, weights=pieces.num_elements() * itemsizes[pieces.rule], minlength=len(kinds))
+    return kinds, sizes.astype(np.int64)

@@ -14,12 +14,10 @@ from rlmegatron.rollout.api import RolloutEngine
 class Transport(Protocol):
     """One way from the training layout into the engines' live parameters."""
 
-    name: str
-    """As in weight_sync.transport."""
+    @property
+    def name(self) -> str:
+        """As in weight_sync.transport."""
 
     def transfer(self, engine: RolloutEngine | None) -> None:
-        """Collective over the ranks of one model replica. A rank whose engine fails still takes part to the end, so
-        that nobody waits for it, and raises then."""
-
-    def verify(self, engine: RolloutEngine) -> None:
-        """Compare every parameter of every rank of `engine` with what the last transfer meant; raises ValueError."""
+        """Collective over the world. A rank whose engine fails still takes part to the end, so that nobody waits for
+        it, and raises then."""

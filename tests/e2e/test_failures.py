@@ -232,6 +232,22 @@ def test_an_engine_that_dies_in_its_sleep_is_restarted_by_the_next_publish(base:
 
 
 @pytest.mark.slow
+def test_an_engine_that_dies_in_mid_publish_is_restarted_and_published_to_again(
+    base: Path, workspace: Workspace
+) -> None:
+    """The group's other rank does not wait for it, and its engine serves nothing half new."""
+    outcome = workspace.run(
+        "name=died_in_publish",
+        "rollout.on_engine_death=restart",
+        "algorithm.policy_loss=user_losses:kills_its_engine_in_mid_publish",
+        "parallel.tensor=2",
+        "weight_sync.transport=collective",
+    )
+    assert_nothing_happened(workspace.path / "runs" / "died_in_publish", base, outcome)
+    assert "publish (transfer) failed on rank 0: EngineDied" in outcome.output
+
+
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_others_and_all_engines(workspace: Workspace, start: Callable[..., Job]) -> None:
     job, _ = start_and_wait_for_a_step(workspace, start, "killed", "train.steps=100000")
     job.signal_rank(1, signal.SIGKILL)

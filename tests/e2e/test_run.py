@@ -128,7 +128,6 @@ def test_resume_never_refuses_a_directory_with_a_checkpoint(base: Path, workspac
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("tp2", ["parallel.tensor=2"]),
         ("pp2", ["parallel.pipeline=2"]),
         ("engine_tp2", ["rollout.tensor=2"]),
     ],
@@ -137,6 +136,21 @@ def test_the_layout_changes_nothing(base: Path, workspace: Workspace, name: str,
     run = workspace.train(name, "train.steps=3", *overrides)
     assert_engine_and_learner_agree(run, range(1, 4))
     assert_same_step(run, base, 1)
+
+
+@pytest.mark.slow
+def test_every_transport_brings_the_same_weights(base: Path, workspace: Workspace) -> None:
+    """With the same seed the same answers and rewards, step by step."""
+    runs = {
+        name: workspace.train(f"tp2_{name}", "train.steps=3", "parallel.tensor=2", f"weight_sync.transport={name}")
+        for name in ("hf_stream", "collective", "peer")
+    }
+    assert_engine_and_learner_agree(runs["hf_stream"], range(1, 4))
+    assert_same_step(runs["hf_stream"], base, 1)
+    for run in runs.values():
+        for step in range(1, 4):
+            assert samples_of(run, step) == samples_of(runs["hf_stream"], step)
+            assert metrics_of(run)[step]["reward/mean"] == metrics_of(runs["hf_stream"])[step]["reward/mean"]
 
 
 @pytest.mark.slow

@@ -22,17 +22,45 @@ def raises_on_rank_1(*, logp, old_logp, advantages, weights, clip_low, clip_high
 
 
 def kills_its_engine(*, logp, old_logp, advantages, weights, clip_low, clip_high):
-    done = Path("engine_killed")
-    if os.environ["RANK"] == "0" and not done.exists():
-        done.touch()
-        for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # of a process that has just ended
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == os.getpid() and b"rlmegatron.rollout.serve" in (entry / "cmdline").read_bytes():
-                    os.kill(int(entry.name), signal.SIGKILL)
+    if is_first_call_on_rank_0("engine_killed"):
+        kill_own_engine()
     return ppo_clip(
         logp=logp, old_logp=old_logp, advantages=advantages, weights=weights, clip_low=clip_low, clip_high=clip_high
     )
+
+
+def kills_its_engine_in_mid_publish(*, logp, old_logp, advantages, weights, clip_low, clip_high):
+    """When its first bucket is on its way."""
+    if is_first_call_on_rank_0("engine_killed_in_mid_publish"):
+        from rlmegatron.weight_sync.buckets import BucketGroup
+
+        gather = BucketGroup._gather
+
+        def kill_and_gather(self, number):
+            BucketGroup._gather = gather
+            kill_own_engine()
+            return gather(self, number)
+
+        BucketGroup._gather = kill_and_gather
+    return ppo_clip(
+        logp=logp, old_logp=old_logp, advantages=advantages, weights=weights, clip_low=clip_low, clip_high=clip_high
+    )
+
+
+def is_first_call_on_rank_0(name):
+    done = Path(name)
+    if os.environ["RANK"] != "0" or done.exists():
+        return False
+    done.touch()
+    return True
+
+
+def kill_own_engine():
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # of a process that has just ended
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"rlmegatron.rollout.serve" in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def recorded_ppo_clip(*, logp, old_logp, advantages, weights, mask, cu_seqlens, clip_low, clip_high):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlmegatron.platform.sglang_cpu import EngineFindings, engine_support
 from rlmegatron.weight_sync.engine_worker import ORDER, report_digests
 
+ROOT = Path(__file__).parents[3]
+TIMEOUT_S = 280.0  # below the time that pytest gives a test, after which nobody would end the process
 MODULES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -36,8 +40,8 @@ DERIVED = ("w_kc", "w_vc.mT")
 
 
 @dataclass
-class Job:
-    """`calls` are the lists of tensors that `load_weights` gets, one after another; `order` is for `report_digests`.
+class EngineRank:
+    """What to build: the model in `directory`, which has a config.json, as rank `rank` of an engine has it.
 
     Without `on_cpu` the loaders take the way that they take on a GPU. `fuses` makes room for the shared expert among
     the others, as SGLang does on some GPUs.
@@ -49,13 +53,20 @@ class Job:
     rank: int
     on_cpu: bool
     dtype: str
+    fuses: bool = field(default=False, kw_only=True)
+    ep: int = field(default=1, kw_only=True)
+
+
+@dataclass
+class Job(EngineRank):
+    """`calls` are the lists of tensors that `load_weights` gets, one after another; `order` is for `report_digests`."""
+
     calls: list[list[tuple[str, Tensor]]]
     order: Tensor
-    fuses: bool = False
 
 
 @functools.cache
-def server_args_of(directory: str, tp: int, dtype: str, fuses: bool) -> Any:
+def server_args_of(directory: str, tp: int, ep: int, dtype: str, fuses: bool) -> Any:
     from sglang.srt.server_args import ServerArgs
 
     return ServerArgs(
@@ -63,6 +74,7 @@ def server_args_of(directory: str, tp: int, dtype: str, fuses: bool) -> Any:
         device="cpu",
         dtype=dtype,
         tp_size=tp,
+        ep_size=ep,
         attention_backend="torch_native",
         disable_cuda_graph=True,
         skip_tokenizer_init=True,
@@ -70,8 +82,8 @@ def server_args_of(directory: str, tp: int, dtype: str, fuses: bool) -> Any:
     )
 
 
-def build(job: Job) -> Any:
-    """The model as SGLang's loader builds it."""
+def build(part: EngineRank) -> Any:
+    """The model as SGLang's loader builds it, but for its parameters, which are NaN."""
     from sglang.srt import runtime_context
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
@@ -80,30 +92,36 @@ def build(job: Job) -> Any:
     from sglang.srt.model_loader.utils import set_default_torch_dtype
 
     runtime_context.reset_context()
-    server_args = server_args_of(job.directory, job.tp, job.dtype, job.fuses)
-    runtime_context.publish(server_args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=job.rank))
+    server_args = server_args_of(part.directory, part.tp, part.ep, part.dtype, part.fuses)
+    runtime_context.publish(server_args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=part.rank))
     alone = SimpleNamespace(is_first_rank=True, is_last_rank=True, rank_in_group=0, world_size=1)
-    group = SimpleNamespace(world_size=job.tp, rank_in_group=job.rank, cpu_group=None)  # nobody communicates here
+    group = SimpleNamespace(world_size=part.tp, rank_in_group=part.rank, cpu_group=None)  # nobody communicates here
     runtime_context.get_parallel().override_permanently(pp_group=alone, tp_group=group)
     initialize_moe_config()
     for module in LOADERS:
-        importlib.import_module(f"sglang.srt.layers.{module}")._is_cpu = job.on_cpu  # type: ignore[attr-defined]
+        importlib.import_module(f"sglang.srt.layers.{module}")._is_cpu = part.on_cpu  # type: ignore[attr-defined]
     config = ModelConfig.from_server_args(server_args)
-    if job.on_cpu:
-        config = adjust_config_with_unaligned_cpu_tp(config, LoadConfig(), job.tp)
-    model = getattr(importlib.import_module(f"sglang.srt.models.{MODULES[job.name]}"), job.name)
+    if part.on_cpu:
+        config = adjust_config_with_unaligned_cpu_tp(config, LoadConfig(), part.tp)
+    model = getattr(importlib.import_module(f"sglang.srt.models.{MODULES[part.name]}"), part.name)
     with set_default_torch_dtype(config.dtype):
-        return model(config=config.hf_config, quant_config=None)
+        built = model(config=config.hf_config, quant_config=None)
+    for parameter in built.parameters():
+        parameter.data.fill_(float("nan"))
+    return built
 
 
 def run(job: Job) -> dict[str, Tensor]:
     """Every parameter after all calls, and the tensors that the loader derives from one."""
     model = build(job)
-    for parameter in model.parameters():
-        parameter.data.fill_(float("nan"))
     for call in job.calls:
         model.load_weights(iter(call))
     report_digests(model, [(ORDER, job.order)])
+    return snapshot(model)
+
+
+def snapshot(model: Any) -> dict[str, Tensor]:
+    """Copies of every parameter, and of the tensors that the loader derives from one."""
     found = {name: parameter.data.clone() for name, parameter in model.named_parameters()}
     for path, module in model.named_modules():
         if getattr(module, "w_kc", None) is not None:
@@ -116,6 +134,21 @@ def read(module: Any, path: str) -> Tensor:
         module = getattr(module, name)
     assert isinstance(module, Tensor)
     return module
+
+
+def run_beside_sglang(program: Path, *paths: Path) -> None:
+    """Run a program of this folder on `paths`, in a process that can import SGLang on a CPU; it must end in time."""
+    support = engine_support(
+        EngineFindings(cuda=False, sgl_kernel=False, torchvision=True),
+        cores=["0"],
+        context_length=64,
+        max_running_requests=1,
+    )
+    search = [str(ROOT), str(ROOT / "tools"), *support.python_path]
+    environment = {**os.environ, **support.environment, "PYTHONPATH": os.pathsep.join(search)}
+    command = [sys.executable, str(program), *map(str, paths)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr[-5000:]
 
 
 def leave_out_other_models() -> None:

@@ -1,6 +1,6 @@
 """Where SGLang keeps each tensor, against SGLang's own model classes and loaders: every family, at several sizes.
 
-What this does not prove: the layout under expert parallelism, or under other MoE backends than Triton's and the CPU's.
+What this does not prove: the layout under other MoE backends than Triton's and the CPU's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from rlmegatron.weight_sync.digest import digest
 from rlmegatron.weight_sync.engine_layout import placements
 from rlmegatron.weight_sync.engine_loader import loadable
 from rlmegatron.weight_sync.engine_placement import Placement
-from rlmegatron.weight_sync.hf_stream import order
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="SGLang's classes are built for the CPU here")
 
@@ -42,19 +41,33 @@ class Case:
     changes: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
     fuses: bool = False
+    ep: int = 1
 
     def __str__(self) -> str:
         where = "cpu" if self.on_cpu else "gpu"
         changes = ",".join(f"{key}={value}" for key, value in self.changes.items())
-        return f"{self.name}-tp{self.tp}-{where}-{self.dtype}{'-fuses' * self.fuses}-{changes}"
+        cut = f"tp{self.tp}" + f"ep{self.ep}" * (self.ep > 1)
+        return f"{self.name}-{cut}-{where}-{self.dtype}{'-fuses' * self.fuses}-{changes}"
+
+
+SPREAD: dict[str, dict[str, Any]] = {
+    "Qwen3MoeForCausalLM": {"num_experts": 8, "num_key_value_heads": 4},
+    "MixtralForCausalLM": {"num_local_experts": 8, "num_key_value_heads": 4},
+    "DeepseekV2ForCausalLM": {"n_routed_experts": 4},
+    "DeepseekV3ForCausalLM": {"n_routed_experts": 8},
+}
+
+
+def narrow(name: str) -> dict[str, Any]:
+    of_experts = {"moe_intermediate_size": 24} if "moe_intermediate_size" in config(name) else {}
+    return {"intermediate_size": 40, **of_experts}
 
 
 def cases() -> Iterator[Case]:
     for name in NAMES:
         yield from (Case(name, 1, True), Case(name, 2, True), Case(name, 2, False))
         yield Case(name, 2, True, {"tie_word_embeddings": True})
-        experts = {"moe_intermediate_size": 24} if "moe_intermediate_size" in config(name) else {}
-        yield Case(name, 2, True, {"intermediate_size": 40, **experts})  # padded on a CPU
+        yield Case(name, 2, True, narrow(name))  # padded on a CPU
     for name in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM"):
         yield Case(name, 4, False, {"num_key_value_heads": 2})
         yield Case(name, 2, False, {"num_key_value_heads": 1})
@@ -68,6 +81,12 @@ def cases() -> Iterator[Case]:
         yield Case("DeepseekV3ForCausalLM", 2, on_cpu, dtype="bfloat16")
     yield Case("DeepseekV3ForCausalLM", 3, True)
     yield Case("DeepseekV3ForCausalLM", 2, False, fuses=True)
+    for name, changes in SPREAD.items():
+        for on_cpu in (True, False):
+            yield Case(name, 2, on_cpu, {**changes, **narrow(name)}, ep=2)
+            yield Case(name, 4, on_cpu, changes, ep=2)
+        yield Case(name, 4, False, changes, ep=4)
+    yield Case("DeepseekV3ForCausalLM", 4, True, SPREAD["DeepseekV3ForCausalLM"], "bfloat16", ep=4)
 
 
 CASES = {str(case): case for case in cases()}
@@ -79,7 +98,16 @@ def weights(case: Case, *, seed: int) -> dict[str, Tensor]:
 
 def boxes_of(case: Case, rank: int) -> list[Placement]:
     arch = architecture(case.name, **case.changes)
-    return list(placements(arch, tp=case.tp, rank=rank, on_cpu=case.on_cpu))
+    return list(placements(arch, tp=case.tp, rank=rank, on_cpu=case.on_cpu, ep=case.ep))
+
+
+def order(path: Path, boxes: list[Placement]) -> Tensor:
+    """To digest each box as a matrix of its own."""
+    asked = [
+        [[[home.parameter, home.box] for home in box.homes], 0, 0, box.source[-1][1] - box.source[-1][0]]
+        for box in boxes
+    ]
+    return torch.tensor(list(json.dumps({"path": str(path), "boxes": asked}).encode()), dtype=torch.uint8)
 
 
 def jobs_of(case: Case, directory: Path) -> list[Job]:
@@ -102,6 +130,7 @@ def jobs_of(case: Case, directory: Path) -> list[Job]:
             calls=calls,
             order=order(directory / f"{rank}.json", boxes_of(case, rank)),
             fuses=case.fuses,
+            ep=case.ep,
         )
         for rank in range(case.tp)
     ]
@@ -139,7 +168,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Loaded]]:
     found = iter(torch.load(directory / "found.pt"))
     return {
         name: [
-            Loaded(next(found), json.loads((Path(job.directory) / f"{job.rank}.json").read_text())) for job in of_case
+            Loaded(next(found), json.loads((Path(job.directory) / f"{job.rank}.json").read_text())["answer"])
+            for job in of_case
         ]
         for name, of_case in jobs.items()
     }

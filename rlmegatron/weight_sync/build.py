@@ -1,0 +1,82 @@
+"""Puts together what a run publishes with: the transport that its configuration asks for, and the check after it.
+
+In: the weight_sync section, the policy's `TensorStream`, where engines lie and how they are cut. Out: a `Transport` and
+a `Verifier`. Must never move a weight itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from rlmegatron.config.schema import WeightSyncConfig
+from rlmegatron.distributed.world import World
+from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.stream import TensorStream
+from rlmegatron.rollout.placement import EnginePlacement
+from rlmegatron.weight_sync.choose import choose_transport
+from rlmegatron.weight_sync.hf_stream import HfStream
+from rlmegatron.weight_sync.reshard import Reshard, ReshardSettings
+from rlmegatron.weight_sync.transport import Transport
+from rlmegatron.weight_sync.verify import Verifier
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Where they lie and how a model is cut there; `dtype` is that of their weights."""
+
+    placements: Sequence[EnginePlacement]
+    tensor: int
+    expert: int
+    dtype: Literal["bf16", "fp32"]
+
+
+def build_transport(
+    config: WeightSyncConfig,
+    world: World,
+    stream: TensorStream,
+    arch: Architecture,
+    engines: Engines,
+    *,
+    train_dtype: str,
+    timeout_s: float,
+    cache: Path | None,
+    say: Callable[[str], None],
+) -> Transport:
+    """`say` prints the choice and its reason, and later what the plan moves."""
+    num_nodes = -(-world.size // world.ranks_per_node)
+    name, reason = choose_transport(config, train_dtype=train_dtype, engine_dtype=engines.dtype, num_nodes=num_nodes)
+    say(f"weight sync: {name} ({reason})")
+    bucket = config.bucket_mb << 20
+    if name == "hf_stream":
+        return HfStream(stream, arch, dtype=DTYPES[engines.dtype], bytes_per_bucket=bucket)
+    assert name in ("peer", "collective")
+    settings = ReshardSettings(
+        engine_tensor=engines.tensor,
+        engine_expert=engines.expert,
+        engine_dtype=str(DTYPES[engines.dtype]).removeprefix("torch."),
+        bytes_per_bucket=bucket,
+        timeout_s=timeout_s,
+        cache=cache,
+    )
+    return Reshard(
+        "peer" if name == "peer" else "collective", stream, arch, engines.placements, world, settings, say=say
+    )
+
+
+def build_verifier(world: World, stream: TensorStream, arch: Architecture, engines: Engines) -> Verifier:
+    """The comparison after every publish."""
+    return Verifier(
+        world,
+        stream,
+        arch,
+        engine_tensor=engines.tensor,
+        engine_expert=engines.expert,
+        dtype=DTYPES[engines.dtype],
+    )

@@ -1,0 +1,271 @@
+"""The reshard: weights go from the training ranks' parameters to where they belong in the engines' live ones, once.
+
+In: a `TensorStream` of the policy and where the engines lie. Out: engines whose every parameter was written by a copy
+of ours; no full tensor is ever built. Ranks of a node read each other's memory ('peer'), others, or with 'collective'
+all, exchange buckets. The order of operations around a transfer is `publish.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlmegatron.distributed.world import World
+from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.stream import TensorStream
+from rlmegatron.rollout.api import RolloutEngine
+from rlmegatron.rollout.placement import EnginePlacement, engine_of
+from rlmegatron.weight_sync.agree import Agreement, Side, Terms, agree
+from rlmegatron.weight_sync.bind import SLOT_DTYPES
+from rlmegatron.weight_sync.engine_layout import placements
+from rlmegatron.weight_sync.engine_orders import ask
+from rlmegatron.weight_sync.engine_parameters import EngineParameters
+from rlmegatron.weight_sync.engine_worker import CONNECT, DESCRIBE, PULL
+from rlmegatron.weight_sync.plan import plan_pieces
+from rlmegatron.weight_sync.plan_cache import Plan, find_plan
+from rlmegatron.weight_sync.shared_memory import Handle
+from rlmegatron.weight_sync.shared_parameters import SharedParameters
+from rlmegatron.weight_sync.sources import TrainRanks
+from rlmegatron.weight_sync.traffic import least_bytes, model_bytes
+
+Name = Literal["peer", "collective"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardSettings:
+    """`engine_expert` is the engines' expert-parallel size, `engine_dtype` 'float32' or 'bfloat16', `cache` a directory
+    of plans."""
+
+    engine_tensor: int
+    engine_expert: int
+    engine_dtype: str
+    bytes_per_bucket: int
+    timeout_s: float
+    cache: Path | None = None
+
+
+class Reshard:
+    """Both transports without full tensors; they differ in who reads whose memory. `say` prints a line on rank 0."""
+
+    def __init__(
+        self,
+        name: Name,
+        stream: TensorStream,
+        arch: Architecture,
+        engines: Sequence[EnginePlacement],
+        world: World,
+        settings: ReshardSettings,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.name = name
+        self._stream, self._arch, self._world, self._settings, self._say = stream, arch, world, settings, say
+        self._placement = engine_of(world.rank, engines)
+        self._rank = self._placement.ranks.index(world.rank)
+        self._ranks = TrainRanks(stream.layout, world.size, world.ranks_per_node, stream.num_experts)
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._shared: SharedParameters | None = None
+        self._agreement: Agreement | None = None
+        self._worker_pid = -1
+        self._connected_to: object = None
+
+    def transfer(self, engine: RolloutEngine | None) -> None:
+        """See `Transport`; collective over the world, and the first call plans."""
+        if any(self._world.gather(self._must_connect(engine))):
+            self._connect(engine)
+        orders = self._orders()
+        with ThreadPoolExecutor(1, thread_name_prefix="reshard") as executor:
+            pulled = executor.submit(ask, engine, PULL, orders) if engine is not None else None
+            self._take_part(pulled)
+            if pulled is not None:
+                pulled.result()
+
+    @property
+    def bytes_received(self) -> int:
+        """What the last transfer brought to this rank's device from those of others."""
+        assert self._agreement is not None, "nothing was transferred"
+        group = self._agreement.group
+        return self._agreement.received + (group.received if group else 0)
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Memory that the last transfer took beside parameters and tables."""
+        assert self._agreement is not None, "nothing was transferred"
+        return self._agreement.group.num_bytes if self._agreement.group else 0
+
+    @property
+    def num_messages(self) -> int:
+        """Of the last transfer: storages of others that this rank's worker reads, and buckets."""
+        assert self._agreement is not None, "nothing was transferred"
+        others = sum(rank != self._world.rank for rank, _ in self._agreement.direct.storages)
+        return others + len(self._agreement.tables)
+
+    def _must_connect(self, engine: RolloutEngine | None) -> bool:
+        if self._agreement is None or self._shared is None or self._shared.have_moved():
+            return True
+        return engine is not None and engine.incarnation != self._connected_to
+
+    def _connect(self, engine: RolloutEngine | None) -> None:
+        """Everything that is done once: an engine's workers describe themselves, ranks plan and agree, workers
+        learn."""
+        world, settings = self._world, self._settings
+        self._agreement = None
+        described = self._to_mates(world.settle("reshard (describe)", lambda: self._describe(engine)))
+        self._worker_pid = described["pid"]
+        self._shared = world.settle("reshard (share)", self._share)
+        parameters, plan, side = world.settle("reshard (plan)", lambda: self._plan(described["parameters"]))
+        terms = Terms(self.name == "peer", settings.bytes_per_bucket, settings.timeout_s, self._group_of)
+        agreement = agree(world, self._ranks, side, terms)
+        order = {"names": parameters.names, "padded": plan.padded.tolist(), "timeout_s": settings.timeout_s}
+        orders = self._to_lead((order, _tensors(agreement)))
+        world.settle("reshard (connect)", lambda: self._tell(engine, orders))
+        self._agreement = agreement
+        self._report(agreement)
+        self._connected_to = engine.incarnation if engine is not None else None
+
+    def _report(self, agreement: Agreement) -> None:
+        """What a transfer moves, beside the bound; one line."""
+        bucketed = agreement.group.received if agreement.group else 0
+        received = self._world.gather(agreement.received + bucketed)
+        buckets = max(self._world.gather(len(agreement.tables)))
+        itemsize = max(size for size, dtype in SLOT_DTYPES.items() if dtype == self._settings.engine_dtype)
+        num_ranks = self._stream.layout.pp * self._stream.layout.per_stage
+        bound = least_bytes(
+            model_bytes(self._stream.rules, itemsize=itemsize),
+            engine_tensor=self._settings.engine_tensor,
+            num_ranks=num_ranks,
+        )
+        mib = 1 << 20
+        self._say(
+            f"weight sync: a publish brings {max(received) / mib:,.1f} MiB to a rank, {sum(received) / mib:,.1f} MiB "
+            f"in all, in {buckets} buckets; the bound for even shards is {bound / mib:,.1f} MiB a rank"
+        )
+
+    def _describe(self, engine: RolloutEngine | None) -> list[Any]:
+        return ask(engine, DESCRIBE, [{}] * len(self._placement.ranks)) if engine is not None else []
+
+    def _share(self) -> SharedParameters:
+        return SharedParameters(self._stream.rules, self._stream.parameters)
+
+    def _plan(self, description: dict[str, Any]) -> tuple[EngineParameters, Plan, Side]:
+        parameters = EngineParameters.of(description)
+        named = zip(parameters.names, parameters.dtypes, strict=True)
+        itemsizes = np.array([_itemsize(name, dtype) for name, dtype in named], dtype=np.int64)
+        stream, settings = self._stream, self._settings
+        tp, ep, on_cpu = settings.engine_tensor, settings.engine_expert, self._world.device.type == "cpu"
+        stages = {rule.layer: stream.stage_of(rule) for rule in stream.rules if rule.layer is not None}
+
+        def compute() -> Plan:
+            mine, first = (placements(self._arch, tp=tp, ep=ep, rank=rank, on_cpu=on_cpu) for rank in (self._rank, 0))
+            wanted = parameters.wanted(mine, of_first=lambda: first)
+            pieces = plan_pieces(stream.rules, wanted, stream.layout, stage_of=stream.stage_of)
+            return Plan(pieces, np.array(parameters.padded(wanted), dtype=np.int64))
+
+        facts = (_facts_of(self._arch), stream.layout, stages, (tp, ep, self._rank, on_cpu), parameters)
+        plan = find_plan(settings.cache, facts, compute)
+        assert self._shared is not None
+        givers = self._ranks.sources(plan.pieces, on=self._world.rank)
+        return parameters, plan, Side(plan.pieces, givers, itemsizes, self._shared)
+
+    def _tell(self, engine: RolloutEngine | None, orders: Sequence[Any]) -> None:
+        if engine is not None:
+            names = orders[0][1]
+            tensors = {name: [of_rank[name] for _, of_rank in orders] for name in names}
+            ask(engine, CONNECT, [order for order, _ in orders], tensors)
+
+    def _orders(self) -> list[Any]:
+        """What the lead tells every worker in this transfer; memory of a device has other handles each time."""
+        assert self._agreement is not None
+        group = self._agreement.group
+        outgoing, slots = self._world.settle("reshard (handles)", self._handles)
+        incoming = [iter(handles) for handles in self._world.exchange(outgoing)]
+        order: dict[str, Any] = {
+            "sources": [next(incoming[rank]).as_json() for rank, _ in self._agreement.direct.storages],
+            "slots": [[handle.as_json() for handle in slot] for slot in slots],
+        }
+        if group is not None:
+            order["line"] = [group.port.address, group.port.token.hex()]
+        return self._to_lead(order)
+
+    def _handles(self) -> tuple[list[list[Handle]], list[list[Handle]]]:
+        """Of this rank's storages for the worker beside each rank, and of its buckets."""
+        assert self._agreement is not None and self._shared is not None
+        share = self._shared.handle
+        of_storages = [[share(number) for number in numbers] for numbers in self._agreement.consumers]
+        return of_storages, self._agreement.group.handles() if self._agreement.group is not None else []
+
+    def _take_part(self, pulled: Future[Any] | None) -> None:
+        """In the buckets, where there are any; a failure comes after the lead's call has ended, which says more."""
+        assert self._agreement is not None
+        if self._agreement.group is None:
+            return
+        try:
+            self._agreement.group.exchange(is_alive=lambda: self._worker_lives(pulled))
+        except Exception:
+            if pulled is not None:
+                pulled.result()
+            raise
+
+    def _worker_lives(self, pulled: Future[Any] | None) -> bool:
+        return not (pulled is not None and pulled.done()) and _lives(self._worker_pid)
+
+    def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        key = tuple(ranks)
+        if key not in self._groups:
+            group = dist.new_group(list(ranks))
+            self._groups[key] = group
+        return self._groups[key]
+
+    def _to_mates(self, values: Sequence[Any]) -> Any:
+        """The lead's value for each rank of its engine -> this rank's."""
+        outgoing: list[Any] = [None] * self._world.size
+        for rank, value in zip(self._placement.ranks, values, strict=False):
+            outgoing[rank] = value
+        return self._world.exchange(outgoing)[self._placement.lead]
+
+    def _to_lead(self, value: Any) -> list[Any]:
+        """This rank's value -> those of all ranks of the engine, on its lead; others get values of nobody."""
+        outgoing: list[Any] = [None] * self._world.size
+        outgoing[self._placement.lead] = value
+        incoming = self._world.exchange(outgoing)
+        return [incoming[rank] for rank in self._placement.ranks]
+
+
+def _facts_of(arch: Architecture) -> list[tuple[str, object]]:
+    """All but the function that makes its rules."""
+    return [(field.name, getattr(arch, field.name)) for field in fields(arch) if field.name != "rules"]
+
+
+def _itemsize(name: str, dtype: str) -> int:
+    for size, known in SLOT_DTYPES.items():
+        if dtype == known:
+            return size
+    raise ValueError(f"the engine's {name} is {dtype}; without full tensors only fp32 and bf16 can be moved")
+
+
+def _lives(pid: int) -> bool:
+    """A process that has ended, though its parent has not noticed, does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def _tensors(agreement: Agreement) -> dict[str, Tensor]:
+    """The tables as `engine_pull.Connection` takes them."""
+    bounds = np.cumsum([0, *(len(table) for table in agreement.tables)])
+    tables = np.concatenate([*agreement.tables, np.empty((0, 8), dtype=np.int64)])
+    return {
+        "direct": torch.from_numpy(agreement.direct.table),
+        "buckets": torch.from_numpy(tables),
+        "bounds": torch.from_numpy(bounds.astype(np.int64)),
+    }

@@ -1,0 +1,64 @@
+"""The training parameters of one rank, in memory that the engine's workers can map.
+
+In: parameters by rule. Out: an `AddressBook`, and handles for the memory. Parameters stay where they are for everyone
+who holds them: on a CPU their storages move, in place, to shared memory without a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlmegatron.models.rules import Rule
+from rlmegatron.weight_sync.address_book import AddressBook
+from rlmegatron.weight_sync.shared_memory import Handle, export
+
+
+class SharedParameters:
+    """Shared for as long as this object and the parameters live."""
+
+    def __init__(self, rules: Sequence[Rule], parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._places = self._where()
+        self.storages: list[Tensor] = []
+        numbers: dict[tuple[int, torch.dtype], int] = {}
+        rows = []
+        for number, rule in enumerate(rules):
+            tensor = parameters.get(rule.parameter)
+            if tensor is None or rule.copy:
+                continue
+            assert tensor.is_contiguous(), f"{rule.parameter} is not contiguous"
+            key = (tensor.untyped_storage()._cdata, tensor.dtype)
+            if key not in numbers:
+                numbers[key] = len(self.storages)
+                self.storages.append(_whole(tensor))
+            rows.append((number, numbers[key], tensor.storage_offset()))
+        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in self.storages)
+        self.book = AddressBook(table[:, 0], table[:, 1], table[:, 2], dtypes)
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of them are."""
+        return self.storages[0].device
+
+    def have_moved(self) -> bool:
+        """Whether somebody gave a parameter other memory since; then this book is of no use any more."""
+        return self._places != self._where()
+
+    def handle(self, storage: int) -> Handle:
+        """For one other process."""
+        return export(self.storages[storage])
+
+    def _where(self) -> list[tuple[int, int]]:
+        """Storage and place in it of every parameter; one that leaves the device and comes back keeps both."""
+        return [(tensor.untyped_storage()._cdata, int(tensor.storage_offset())) for tensor in self._parameters.values()]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Everything in a tensor's storage, in its type."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
