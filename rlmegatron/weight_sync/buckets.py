@@ -37,10 +37,8 @@ class BucketGroup:
     port: Port = field(default_factory=Port)
 
     def __post_init__(self) -> None:
-        count = min(IN_FLIGHT, self.swap.num_buckets)
-        size = self.swap.bucket_bytes
-        self._buckets = [torch.empty(size, dtype=torch.uint8, device=self.device) for _ in range(count)]
-        self._packing = [SegmentTable.of(table, self.sources, _views(self._buckets[0])) for table in self.packing]
+        self._buckets: list[Tensor] = []
+        self._packing: list[SegmentTable] = []
 
     @property
     def received(self) -> int:
@@ -49,15 +47,18 @@ class BucketGroup:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the buckets."""
-        return sum(bucket.numel() for bucket in self._buckets)
+        """Memory that buckets take during an exchange."""
+        return min(IN_FLIGHT, self.swap.num_buckets) * self.swap.bucket_bytes
 
     def handles(self) -> list[list[Handle]]:
-        """Of each bucket, seen as fp32 and as bf16."""
+        """Of each bucket of the next exchange, seen as fp32 and as bf16."""
+        if not self._buckets:
+            count, size = min(IN_FLIGHT, self.swap.num_buckets), self.swap.bucket_bytes
+            self._buckets = [torch.empty(size, dtype=torch.uint8, device=self.device) for _ in range(count)]
         return [[export(view) for view in _views(bucket)] for bucket in self._buckets]
 
     def exchange(self, *, is_alive: Callable[[], bool]) -> None:
-        """Collective over the group. Raises at its end what went wrong on this rank's side."""
+        """Collective over the group, after `handles`. Raises at its end what went wrong on this rank's side."""
         worker = _Worker(self.port, self.timeout_s, is_alive)
         failed = True
         try:
@@ -89,6 +90,9 @@ class BucketGroup:
         return failure
 
     def _pack(self, number: int) -> None:
+        if not self._packing:
+            views = _views(self._buckets[0])
+            self._packing = [SegmentTable.of(table, self.sources, views) for table in self.packing]
         copy_segments(self._packing[number], self.sources, _views(self._bucket(number)))
 
     def _bucket(self, number: int) -> Tensor:

@@ -199,6 +199,8 @@ class Reshard:
         """Of this rank's storages for the worker beside each rank, and of its buckets."""
         assert self._agreement is not None and self._shared is not None
         share = self._shared.handle
+        if self._shared.device.type == "cuda":
+            torch.cuda.synchronize(self._shared.device)  # what others read must have been written
         of_storages = [[share(number) for number in numbers] for numbers in self._agreement.consumers]
         return of_storages, self._agreement.group.handles() if self._agreement.group is not None else []
 

@@ -3,10 +3,15 @@
 #include "segments.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 // The wheel runs on any x86-64; the cast gains from the wider vectors of the machine it happens to run on.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
@@ -52,6 +57,40 @@ void cast_row(const char* __restrict source, char* __restrict destination, int64
     }
 }
 
+// Rows of at least this are written past the caches, as one large memcpy would: nobody reads weights soon, and the lines
+// need not be read before they are written.
+constexpr int64_t kLeastStreamedBytes = 1024;
+
+void copy_row(const char* __restrict source, char* __restrict destination, int64_t bytes) {
+#if defined(__x86_64__)
+    if (bytes >= kLeastStreamedBytes) {
+        const int64_t head = -reinterpret_cast<uintptr_t>(destination) & 15;
+        std::memcpy(destination, source, 16);
+        int64_t done = head;
+        for (; done + 64 <= bytes; done += 64) {
+            const __m128i* from = reinterpret_cast<const __m128i*>(source + done);
+            __m128i* to = reinterpret_cast<__m128i*>(destination + done);
+            const __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
+            const __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
+            _mm_stream_si128(to, a);
+            _mm_stream_si128(to + 1, b);
+            _mm_stream_si128(to + 2, c);
+            _mm_stream_si128(to + 3, d);
+        }
+        std::memcpy(destination + done, source + done, bytes - done);
+        return;
+    }
+#endif
+    std::memcpy(destination, source, bytes);
+}
+
+// Others may read only after this what was written past the caches.
+void end_of_streaming() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
 // One element a row: a call for each would cost more than the element.
 template <typename CopyOne>
 void copy_column(const Box& box, int64_t first, int64_t last, CopyOne copy_one) {
@@ -85,7 +124,7 @@ void copy_part(const Box& box, int64_t first, int64_t last) {
         if (box.source_item != box.destination_item) {
             cast_row(source, destination, columns, box.rows == 1 ? 0 : box.source_stride);
         } else {
-            std::memcpy(destination, source, columns * box.destination_item);
+            copy_row(source, destination, columns * box.destination_item);
         }
         first += columns;
         column = 0;
@@ -115,6 +154,7 @@ void copy_tiles(const Table& table, int64_t first, int64_t last) {
             copy_part(box, (first - begin) * per_tile, std::min((stop - begin) * per_tile, box.rows * box.columns));
         }
     }
+    end_of_streaming();
 }
 
 }  // namespace

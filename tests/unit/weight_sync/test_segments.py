@@ -261,3 +261,18 @@ def test_a_merged_table_copies_the_same(case: Case) -> None:
     check_segments(table, merged.sources, merged.destinations)
     copy_slowly(table, merged.sources, merged.destinations)
     assert all(np.array_equal(one, other) for one, other in zip(whole.bits(), merged.bits(), strict=True))
+
+
+@pytest.mark.parametrize("start", range(18))
+@pytest.mark.parametrize("columns", [1023, 1024, 1087, 1088, 1151, 5000])
+def test_long_rows_are_whole_at_any_alignment(start: int, columns: int) -> None:
+    """Those are written past the caches, in blocks that begin at a multiple of 16 bytes."""
+    source = torch.randint(-128, 128, (3 * 6000,), dtype=torch.int8)
+    destination = torch.zeros(3 * 6001 + 64, dtype=torch.int8)
+    expected = destination.clone()
+    for row in range(3):
+        first = start + row * 6001
+        expected[first : first + columns] = source[7 + row * 6000 : 7 + row * 6000 + columns]
+    table = np.array([[0, 7, 6000, 0, start, 6001, 3, columns]], dtype=np.int64)
+    copy_segments(SegmentTable.of(table, [source], [destination]), [source], [destination])
+    assert torch.equal(destination, expected)
