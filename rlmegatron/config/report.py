@@ -104,7 +104,8 @@ def _models(cfg: RunConfig) -> list[str]:
         lines.append(
             f"{_INDENT}reference  {cfg.model.dtype}, frozen, KL ({kl.estimator}) x {kl.coef:g} in the {kl.where}"
         )
-    lines.append(f"{_INDENT}engine     {cfg.rollout.dtype or cfg.model.dtype}, SGLang, TP {cfg.rollout.tensor}")
+    spread = f", EP {cfg.rollout.expert}" if cfg.rollout.expert > 1 else ""
+    lines.append(f"{_INDENT}engine     {cfg.rollout.dtype or cfg.model.dtype}, SGLang, TP {cfg.rollout.tensor}{spread}")
     return lines
 
 

@@ -31,8 +31,29 @@ _OWN_ENGINE_ARGS = {
     "api_key": "it is made when the engine starts",
     "custom_weight_loader": "publishing weights depends on it",
     "skip_tokenizer_init": "engines take and give token ids",
+    "load_format": "engines get their weights by publishing",
 }
 """What a run decides elsewhere: the server argument and where."""
+_NOTHING: tuple[str | int | bool, ...] = ()
+_AS_PUBLISHED: Mapping[str, tuple[str | int | bool, ...]] = {
+    **dict.fromkeys(("pp_size", "dp_size", "attn_cp_size", "moe_dp_size", "dwdp_size", "dcp_size"), (1,)),
+    **dict.fromkeys(("enable_dp_attention", "enable_dp_lm_head", "enable_prefill_cp"), (False,)),
+    **dict.fromkeys(("enable_eplb", "enable_waterfill", "enforce_shared_experts_fusion"), (False,)),
+    **dict.fromkeys(("enable_lora", "quantize_and_serve"), (False,)),
+    **dict.fromkeys(("quantization", "modelopt_quant", "rl_quant_profile", "kt_weight_path"), _NOTHING),
+    **dict.fromkeys(("moe_dense_tp_size", "elastic_ep_backend", "elastic_ep_initial_size"), _NOTHING),
+    **dict.fromkeys(("lora_paths", "speculative_algorithm"), _NOTHING),
+    "moe_a2a_backend": ("none",),
+    "moe_runner_backend": ("auto", "triton"),
+    "ep_num_redundant_experts": (0,),
+    "init_expert_location": ("trivial",),
+    "cpu_offload_gb": (0,),
+    "offload_group_size": (-1, 0),
+    "weight_cache_mode": ("off",),
+    "model_impl": ("auto", "sglang"),
+}
+"""Server arguments (of sglang 0.5.21) that move, repack, copy or rename weights, and the values with which an engine
+keeps them where `weight_sync/engine_layout.py` says."""
 
 
 def problems(
@@ -303,5 +324,24 @@ def _engine_parts(cfg: RunConfig) -> Iterator[str]:
 
 
 def _engine_args(cfg: RunConfig) -> Iterator[str]:
-    for name in sorted(cfg.rollout.engine_args.keys() & _OWN_ENGINE_ARGS.keys()):
+    given = cfg.rollout.engine_args
+    for name in sorted(given.keys() & _OWN_ENGINE_ARGS.keys()):
         yield f"rollout.engine_args.{name}: cannot be set here; {_OWN_ENGINE_ARGS[name]}"
+    for name in sorted(given.keys() & _AS_PUBLISHED.keys()):
+        allowed = _AS_PUBLISHED[name]
+        if given[name] not in allowed:
+            remedy = f"use {listed([_shown(value) for value in allowed])}" if allowed else "remove it"
+            yield (
+                f"rollout.engine_args.{name}: {_shown(given[name])} has engines keep weights where publishing does not "
+                f"put them; {remedy}"
+            )
+    if cfg.rollout.expert > 1 and given.get("disable_shared_experts_fusion") is False:
+        yield (
+            "rollout.engine_args.disable_shared_experts_fusion: false cannot go with rollout.expert "
+            f"{cfg.rollout.expert}: some GPUs would copy shared experts to every part; remove it"
+        )
+
+
+def _shown(value: str | float | bool) -> str:
+    """As it stands in YAML."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)

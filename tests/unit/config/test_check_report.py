@@ -140,6 +140,13 @@ def test_experts_are_named_with_their_groups_and_the_ranks_that_hold_them(
     assert "  expert data        4 of 2:  {0, 4}, {1, 5}, {2, 6}, {3, 7}" in lines
 
 
+def test_engines_are_named_with_what_cuts_them(make_config: MakeConfig, make_model: Any) -> None:
+    make_model(**MOE)
+    for expert, named in ((1, "TP 2"), (2, "TP 2, EP 2")):
+        lines = report(make_config(), "rollout.tensor=2", f"rollout.expert={expert}", world_size=2)
+        assert f"  engine     bf16, SGLang, {named}" in lines
+
+
 def test_stages_of_different_sizes_are_listed_with_their_layers_and_memory(
     make_config: MakeConfig, make_model: Any
 ) -> None:

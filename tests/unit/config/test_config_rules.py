@@ -343,13 +343,6 @@ def test_an_unknown_name_is_told_the_nearest_one_and_own_functions_pass(make_con
     assert found(path, "reward.name=my.module:fn", known=known) == []
 
 
-def test_a_server_argument_that_the_run_decides_is_refused_with_its_key(make_config: MakeConfig) -> None:
-    assert found(make_config(), "rollout.engine_args={tp_size: 3, ep_size: 3, log_level: info}") == [
-        "rollout.engine_args.ep_size: cannot be set here; use rollout.expert",
-        "rollout.engine_args.tp_size: cannot be set here; use rollout.tensor",
-    ]
-
-
 @pytest.mark.parametrize(
     ("override", "opening"),
     [
