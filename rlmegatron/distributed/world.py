@@ -53,12 +53,21 @@ class World:
 
     def settle(self, phase: str, work: Callable[[], T]) -> T:
         """Run `work` (which must not communicate) on every rank; if any rank fails, every rank raises one report."""
-        value, error = _attempt(work)
-        errors = self.gather(error)
-        for rank, found in enumerate(errors):
-            if found is not None:
-                raise RankFailure(found.report(rank=rank, phase=phase))
-        return value  # type: ignore[no-any-return]
+        found: list[T] = []
+
+        def keep() -> None:
+            found.append(work())
+
+        self.collect(phase, keep)
+        return found[0]
+
+    def collect(self, phase: str, work: Callable[[], T]) -> list[T]:
+        """As `settle`, and the value of every rank, in rank order, on every rank."""
+        outcomes = self.gather(_attempt(work))
+        for rank, (_, error) in enumerate(outcomes):
+            if error is not None:
+                raise RankFailure(error.report(rank=rank, phase=phase))
+        return [value for value, _ in outcomes]
 
     def gather(self, value: T) -> list[T]:
         """The value of every rank, in rank order, on every rank."""

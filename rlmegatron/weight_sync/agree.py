@@ -18,6 +18,7 @@ from rlmegatron.weight_sync.bind import Direct, direct, requests_of
 from rlmegatron.weight_sync.buckets import BucketGroup
 from rlmegatron.weight_sync.offers import Reply, bind_offers, offer_all, offer_each
 from rlmegatron.weight_sync.plan import Ints, Pieces
+from rlmegatron.weight_sync.shared_memory import Handle
 from rlmegatron.weight_sync.shared_parameters import SharedParameters
 from rlmegatron.weight_sync.sources import TrainRanks, exchange_groups
 
@@ -42,6 +43,21 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What everybody learns of a rank: where its parameters lie, who gives to it, on a CPU how to map its memory."""
+
+    book: AddressBook
+    givers: Ints
+    handles: list[Handle] | None
+
+    @classmethod
+    def of(cls, side: Side) -> Known:
+        """For the other ranks."""
+        on_cpu = side.shared.device.type == "cpu"
+        return cls(side.shared.book, np.unique(side.givers), side.shared.handles() if on_cpu else None)
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """`within_node` lets the ranks of a node read each other's memory; else everything of others goes by bucket.
 
@@ -58,37 +74,49 @@ class Terms:
 class Agreement:
     """`direct`, and one table for each bucket of `group`, fill the engine's rank.
 
-    `consumers[r]` are the numbers of this rank's storages that rank r's worker maps; `received` the bytes that come
+    `sources` map the storages of `direct`; on a GPU there are none that would last. `received` are the bytes that come
     straight from other ranks' memory.
     """
 
     direct: Direct
+    sources: list[Handle] | None
     tables: list[Ints]
     group: BucketGroup | None
-    consumers: list[list[int]]
     received: int
 
+    @property
+    def bytes_received(self) -> int:
+        """What a transfer brings to this rank's device from those of others."""
+        return self.received + (self.group.received if self.group else 0)
 
-def agree(world: World, ranks: TrainRanks, side: Side, terms: Terms) -> Agreement:
-    """Collective over the world."""
-    books = world.gather(side.shared.book)
-    groups = exchange_groups(world.gather(np.unique(side.givers).tolist()))
+
+def agree(world: World, ranks: TrainRanks, side: Side, known: Sequence[Known], terms: Terms) -> Agreement:
+    """Collective over the world; `known` of every rank."""
+    groups = exchange_groups([one.givers.tolist() for one in known])
     by_memory = [terms.within_node and len({ranks.node(rank) for rank in group}) == 1 for group in groups]
     mine = next(number for number, group in enumerate(groups) if world.rank in group)
     own = side.givers == world.rank
     straight = side if by_memory[mine] else side.of(own)
-    found = world.settle("reshard (bind)", lambda: direct(straight.pieces, straight.givers, dict(enumerate(books))))
-    asked: list[list[int]] = [[] for _ in range(world.size)]
-    for rank, storage in found.storages:
-        asked[rank].append(storage)
+    books = {rank: one.book for rank, one in enumerate(known)}
+    found = world.settle("reshard (bind)", lambda: direct(straight.pieces, straight.givers, books))
     received = int(straight.num_bytes()[straight.givers != world.rank].sum())
     tables: list[Ints] = []
     group = None
     if not all(by_memory):
         rest = side.of(np.zeros_like(own) if by_memory[mine] else ~own)
-        processes = [None if known else terms.group_of(group) for known, group in zip(by_memory, groups, strict=True)]
+        processes = [None if is_near else terms.group_of(one) for is_near, one in zip(by_memory, groups, strict=True)]
         tables, group = _agree_on_buckets(world, rest, books[world.rank], groups[mine], processes[mine], terms)
-    return Agreement(found, tables, group, world.exchange(asked), received)
+    return Agreement(found, _sources(found, known), tables, group, received)
+
+
+def _sources(found: Direct, known: Sequence[Known]) -> list[Handle] | None:
+    sources = []
+    for rank, storage in found.storages:
+        handles = known[rank].handles
+        if handles is None:
+            return None
+        sources.append(handles[storage])
+    return sources
 
 
 def _agree_on_buckets(

@@ -23,7 +23,7 @@ from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.stream import TensorStream
 from rlmegatron.rollout.api import RolloutEngine
 from rlmegatron.rollout.placement import EnginePlacement, engine_of
-from rlmegatron.weight_sync.agree import Agreement, Side, Terms, agree
+from rlmegatron.weight_sync.agree import Agreement, Known, Side, Terms, agree
 from rlmegatron.weight_sync.bind import SLOT_DTYPES
 from rlmegatron.weight_sync.engine_layout import placements
 from rlmegatron.weight_sync.engine_orders import ask
@@ -52,6 +52,15 @@ class ReshardSettings:
     cache: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """Parameters of the engine's rank as its table counts them, those with padding, and what comes from where."""
+
+    names: tuple[str, ...]
+    padded: list[int]
+    side: Side
+
+
 class Reshard:
     """Both transports without full tensors; they differ in who reads whose memory. `say` prints a line on rank 0."""
 
@@ -72,16 +81,18 @@ class Reshard:
         self._rank = self._placement.ranks.index(world.rank)
         self._ranks = TrainRanks(stream.layout, world.size, world.ranks_per_node, stream.num_experts)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self._shared: SharedParameters | None = None
+        self._shared = self._share()
         self._agreement: Agreement | None = None
+        self._orders: list[Any] | None = None
         self._worker_pid = -1
         self._connected_to: object = None
 
     def transfer(self, engine: RolloutEngine | None) -> None:
         """See `Transport`; collective over the world, and the first call plans."""
-        if any(self._world.gather(self._must_connect(engine))):
+        if self._agreement is None or any(self._world.gather(self._must_connect(engine))):
             self._connect(engine)
-        orders = self._orders()
+        assert self._agreement is not None
+        orders = self._to_lead(self._order(self._agreement)) if self._orders is None else self._orders
         with ThreadPoolExecutor(1, thread_name_prefix="reshard") as executor:
             pulled = executor.submit(ask, engine, PULL, orders) if engine is not None else None
             self._take_part(pulled)
@@ -92,8 +103,7 @@ class Reshard:
     def bytes_received(self) -> int:
         """What the last transfer brought to this rank's device from those of others."""
         assert self._agreement is not None, "nothing was transferred"
-        group = self._agreement.group
-        return self._agreement.received + (group.received if group else 0)
+        return self._agreement.bytes_received
 
     @property
     def bucket_bytes(self) -> int:
@@ -109,33 +119,45 @@ class Reshard:
         return others + len(self._agreement.tables)
 
     def _must_connect(self, engine: RolloutEngine | None) -> bool:
-        if self._agreement is None or self._shared is None or self._shared.have_moved():
-            return True
-        return engine is not None and engine.incarnation != self._connected_to
+        is_new = engine is not None and engine.incarnation != self._connected_to
+        return is_new or self._shared.have_moved()
 
     def _connect(self, engine: RolloutEngine | None) -> None:
         """Everything that is done once: an engine's workers describe themselves, ranks plan and agree, workers
         learn."""
         world, settings = self._world, self._settings
-        self._agreement = None
+        self._agreement = self._orders = None
         described = self._to_mates(world.settle("reshard (describe)", lambda: self._describe(engine)))
         self._worker_pid = described["pid"]
-        self._shared = world.settle("reshard (share)", self._share)
-        parameters, plan, side = world.settle("reshard (plan)", lambda: self._plan(described["parameters"]))
+        planned: list[_Planned] = []
+
+        def plan() -> Known:
+            planned.append(self._plan(described["parameters"]))
+            return Known.of(planned[0].side)
+
+        known = world.collect("reshard (plan)", plan)
+        names, padded, side = planned[0].names, planned[0].padded, planned[0].side
         terms = Terms(self.name == "peer", settings.bytes_per_bucket, settings.timeout_s, self._group_of)
-        agreement = agree(world, self._ranks, side, terms)
-        order = {"names": parameters.names, "padded": plan.padded.tolist(), "timeout_s": settings.timeout_s}
-        orders = self._to_lead((order, _tensors(agreement)))
-        world.settle("reshard (connect)", lambda: self._tell(engine, orders))
+        agreement = agree(world, self._ranks, side, known, terms)
+        order = {"names": names, "padded": padded, "timeout_s": settings.timeout_s}
+        lasts = self._shared.device.type == "cpu"
+        orders = self._to_lead((order, _tensors(agreement), self._order(agreement) if lasts else None))
+
+        def tell() -> int:
+            if engine is not None:
+                _tell(engine, orders)
+            return agreement.bytes_received
+
+        received = world.collect("reshard (connect)", tell)
         self._agreement = agreement
-        self._report(agreement)
+        self._report(received)
+        self._orders = [pull for *_, pull in orders] if lasts else None
         self._connected_to = engine.incarnation if engine is not None else None
 
-    def _report(self, agreement: Agreement) -> None:
+    def _report(self, received: Sequence[int]) -> None:
         """What a transfer moves, beside the bound; one line."""
-        bucketed = agreement.group.received if agreement.group else 0
-        received = self._world.gather(agreement.received + bucketed)
-        buckets = max(self._world.gather(len(agreement.tables)))
+        assert self._agreement is not None
+        buckets = len(self._agreement.tables)
         itemsize = max(size for size, dtype in SLOT_DTYPES.items() if dtype == self._settings.engine_dtype)
         num_ranks = self._stream.layout.pp * self._stream.layout.per_stage
         bound = least_bytes(
@@ -155,7 +177,9 @@ class Reshard:
     def _share(self) -> SharedParameters:
         return SharedParameters(self._stream.rules, self._stream.parameters)
 
-    def _plan(self, description: dict[str, Any]) -> tuple[EngineParameters, Plan, Side]:
+    def _plan(self, description: dict[str, Any]) -> _Planned:
+        if self._shared.have_moved():
+            self._shared = self._share()
         parameters = EngineParameters.of(description)
         named = zip(parameters.names, parameters.dtypes, strict=True)
         itemsizes = np.array([_itemsize(name, dtype) for name, dtype in named], dtype=np.int64)
@@ -171,38 +195,30 @@ class Reshard:
 
         facts = (_facts_of(self._arch), stream.layout, stages, (tp, ep, self._rank, on_cpu), parameters)
         plan = find_plan(settings.cache, facts, compute)
-        assert self._shared is not None
         givers = self._ranks.sources(plan.pieces, on=self._world.rank)
-        return parameters, plan, Side(plan.pieces, givers, itemsizes, self._shared)
+        side = Side(plan.pieces, givers, itemsizes, self._shared)
+        return _Planned(parameters.names, plan.padded.tolist(), side)
 
-    def _tell(self, engine: RolloutEngine | None, orders: Sequence[Any]) -> None:
-        if engine is not None:
-            names = orders[0][1]
-            tensors = {name: [of_rank[name] for _, of_rank in orders] for name in names}
-            ask(engine, CONNECT, [order for order, _ in orders], tensors)
+    def _order(self, agreement: Agreement) -> dict[str, Any]:
+        """What this rank's worker is told in a transfer. Collective on a GPU, whose memory has other handles each time:
+        each rank asks those whose storages it reads."""
+        sources = agreement.sources
+        if sources is None:
+            sources = self._exchange_handles(agreement.direct.storages)
+        order: dict[str, Any] = {"sources": [handle.as_json() for handle in sources]}
+        if agreement.group is not None:
+            order["slots"] = [[handle.as_json() for handle in slot] for slot in agreement.group.handles()]
+            order["line"] = [agreement.group.port.address, agreement.group.port.token.hex()]
+        return order
 
-    def _orders(self) -> list[Any]:
-        """What the lead tells every worker in this transfer; memory of a device has other handles each time."""
-        assert self._agreement is not None
-        group = self._agreement.group
-        outgoing, slots = self._world.settle("reshard (handles)", self._handles)
-        incoming = [iter(handles) for handles in self._world.exchange(outgoing)]
-        order: dict[str, Any] = {
-            "sources": [next(incoming[rank]).as_json() for rank, _ in self._agreement.direct.storages],
-            "slots": [[handle.as_json() for handle in slot] for slot in slots],
-        }
-        if group is not None:
-            order["line"] = [group.port.address, group.port.token.hex()]
-        return self._to_lead(order)
-
-    def _handles(self) -> tuple[list[list[Handle]], list[list[Handle]]]:
-        """Of this rank's storages for the worker beside each rank, and of its buckets."""
-        assert self._agreement is not None and self._shared is not None
-        share = self._shared.handle
-        if self._shared.device.type == "cuda":
-            torch.cuda.synchronize(self._shared.device)  # what others read must have been written
-        of_storages = [[share(number) for number in numbers] for numbers in self._agreement.consumers]
-        return of_storages, self._agreement.group.handles() if self._agreement.group is not None else []
+    def _exchange_handles(self, storages: Sequence[tuple[int, int]]) -> list[Handle]:
+        wanted: list[list[int]] = [[] for _ in range(self._world.size)]
+        for rank, number in storages:
+            wanted[rank].append(number)
+        asked = self._world.exchange(wanted)
+        given = self._world.settle("reshard (handles)", lambda: [self._shared.handles(numbers) for numbers in asked])
+        incoming = [iter(handles) for handles in self._world.exchange(given)]
+        return [next(incoming[rank]) for rank, _ in storages]
 
     def _take_part(self, pulled: Future[Any] | None) -> None:
         """In the buckets, where there are any; a failure comes after the lead's call has ended, which says more."""
@@ -234,11 +250,11 @@ class Reshard:
         return self._world.exchange(outgoing)[self._placement.lead]
 
     def _to_lead(self, value: Any) -> list[Any]:
-        """This rank's value -> those of all ranks of the engine, on its lead; others get values of nobody."""
+        """This rank's value -> those of all ranks of the engine, on its lead; others get none."""
         outgoing: list[Any] = [None] * self._world.size
         outgoing[self._placement.lead] = value
         incoming = self._world.exchange(outgoing)
-        return [incoming[rank] for rank in self._placement.ranks]
+        return [incoming[rank] for rank in self._placement.ranks] if self._rank == 0 else []
 
 
 def _facts_of(arch: Architecture) -> list[tuple[str, object]]:
@@ -260,6 +276,13 @@ def _lives(pid: int) -> bool:
     except OSError:
         return False
     return state not in ("Z", "X")
+
+
+def _tell(engine: RolloutEngine, orders: Sequence[Any]) -> None:
+    """`orders` are (order, tables, ...) of every rank of the engine."""
+    tables = [of_rank for _, of_rank, _ in orders]
+    tensors = {name: [of_rank[name] for of_rank in tables] for name in tables[0]}
+    ask(engine, CONNECT, [order for order, *_ in orders], tensors)
 
 
 def _tensors(agreement: Agreement) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ who holds them: on a CPU their storages move, in place, to shared memory without
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ class SharedParameters:
             rows.append((number, numbers[key], tensor.storage_offset()))
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
         dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in self.storages)
+        if self.device.type == "cpu":
+            self.handles()  # moves them
         self.book = AddressBook(table[:, 0], table[:, 1], table[:, 2], dtypes)
 
     @property
@@ -49,9 +51,11 @@ class SharedParameters:
         """Whether somebody gave a parameter other memory since; then this book is of no use any more."""
         return self._places != self._where()
 
-    def handle(self, storage: int) -> Handle:
-        """For one other process."""
-        return export(self.storages[storage])
+    def handles(self, numbers: Iterable[int] | None = None) -> list[Handle]:
+        """Of some storages, or of all, for one other process. On a CPU they are the same every time, for everybody."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # what others read must have been written
+        return [export(self.storages[number]) for number in (range(len(self.storages)) if numbers is None else numbers)]
 
     def _where(self) -> list[tuple[int, int]]:
         """Storage and place in it of every parameter; one that leaves the device and comes back keeps both."""

@@ -81,7 +81,7 @@ def test_another_file_in_its_place_is_an_error(tmp_path: Path) -> None:
 def test_a_book_finds_every_parameter_and_notices_one_that_moved() -> None:
     stream = stream_of(architecture("Qwen2ForCausalLM", tie_word_embeddings=True))
     shared = SharedParameters(stream.rules, stream.parameters)
-    mapped = [open_handle(shared.handle(number)) for number in range(len(shared.storages))]
+    mapped = [open_handle(handle) for handle in shared.handles()]
     for number, storage, offset in zip(shared.book.rules, shared.book.storage, shared.book.offset, strict=True):
         tensor = stream.parameters[stream.rules[number].parameter]
         assert torch.equal(mapped[storage][offset : offset + tensor.numel()], tensor.flatten())
