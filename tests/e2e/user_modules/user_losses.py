@@ -34,14 +34,14 @@ def kills_its_engine_in_mid_publish(*, logp, old_logp, advantages, weights, clip
     if is_first_call_on_rank_0("engine_killed_in_mid_publish"):
         from rlmegatron.weight_sync.buckets import BucketGroup
 
-        gather = BucketGroup._gather
+        pack = BucketGroup._pack
 
-        def kill_and_gather(self, number):
-            BucketGroup._gather = gather
+        def kill_and_pack(self, number):
+            BucketGroup._pack = pack
             kill_own_engine()
-            return gather(self, number)
+            pack(self, number)
 
-        BucketGroup._gather = kill_and_gather
+        BucketGroup._pack = kill_and_pack
     return ppo_clip(
         logp=logp, old_logp=old_logp, advantages=advantages, weights=weights, clip_low=clip_low, clip_high=clip_high
     )
