@@ -110,13 +110,11 @@ def agree(world: World, ranks: TrainRanks, side: Side, known: Sequence[Known], t
 
 
 def _sources(found: Direct, known: Sequence[Known]) -> list[Handle] | None:
-    sources = []
-    for rank, storage in found.storages:
-        handles = known[rank].handles
-        if handles is None:
-            return None
-        sources.append(handles[storage])
-    return sources
+    """None on every rank alike, whatever it reads."""
+    lasting = [one.handles for one in known if one.handles is not None]
+    if len(lasting) < len(known):
+        return None
+    return [lasting[rank][storage] for rank, storage in found.storages]
 
 
 def _agree_on_buckets(

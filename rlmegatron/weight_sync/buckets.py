@@ -39,6 +39,8 @@ class BucketGroup:
     def __post_init__(self) -> None:
         self._buckets: list[Tensor] = []
         self._packing: list[SegmentTable] = []
+        if self.device.type == "cpu":
+            self.handles()  # moves them, while a failure is still everybody's
 
     @property
     def received(self) -> int:

@@ -25,6 +25,7 @@ from rlmegatron.rollout.api import RolloutEngine
 from rlmegatron.rollout.placement import EnginePlacement, engine_of
 from rlmegatron.weight_sync.agree import Agreement, Known, Side, Terms, agree
 from rlmegatron.weight_sync.bind import SLOT_DTYPES
+from rlmegatron.weight_sync.buckets import BucketGroup
 from rlmegatron.weight_sync.engine_layout import placements
 from rlmegatron.weight_sync.engine_orders import ask
 from rlmegatron.weight_sync.engine_parameters import EngineParameters
@@ -86,18 +87,21 @@ class Reshard:
         self._orders: list[Any] | None = None
         self._worker_pid = -1
         self._connected_to: object = None
+        self._is_connected = False
 
     def transfer(self, engine: RolloutEngine | None) -> None:
         """See `Transport`; collective over the world, and the first call plans."""
-        if self._agreement is None or any(self._world.gather(self._must_connect(engine))):
+        if any(self._world.gather(self._must_connect(engine))):
             self._connect(engine)
         assert self._agreement is not None
         orders = self._to_lead(self._order(self._agreement)) if self._orders is None else self._orders
+        self._is_connected = False
         with ThreadPoolExecutor(1, thread_name_prefix="reshard") as executor:
             pulled = executor.submit(ask, engine, PULL, orders) if engine is not None else None
             self._take_part(pulled)
             if pulled is not None:
                 pulled.result()
+        self._is_connected = True
 
     @property
     def bytes_received(self) -> int:
@@ -119,14 +123,15 @@ class Reshard:
         return others + len(self._agreement.tables)
 
     def _must_connect(self, engine: RolloutEngine | None) -> bool:
+        """Also after a failure here, of which something may have been left."""
         is_new = engine is not None and engine.incarnation != self._connected_to
-        return is_new or self._shared.have_moved()
+        return is_new or not self._is_connected or self._shared.have_moved()
 
     def _connect(self, engine: RolloutEngine | None) -> None:
         """Everything that is done once: an engine's workers describe themselves, ranks plan and agree, workers
         learn."""
         world, settings = self._world, self._settings
-        self._agreement = self._orders = None
+        self._agreement, self._orders, self._is_connected = None, None, False
         described = self._to_mates(world.settle("reshard (describe)", lambda: self._describe(engine)))
         self._worker_pid = described["pid"]
         planned: list[_Planned] = []
@@ -153,6 +158,7 @@ class Reshard:
         self._report(received)
         self._orders = [pull for *_, pull in orders] if lasts else None
         self._connected_to = engine.incarnation if engine is not None else None
+        self._is_connected = True
 
     def _report(self, received: Sequence[int]) -> None:
         """What a transfer moves, beside the bound; one line."""
@@ -202,23 +208,30 @@ class Reshard:
     def _order(self, agreement: Agreement) -> dict[str, Any]:
         """What this rank's worker is told in a transfer. Collective on a GPU, whose memory has other handles each time:
         each rank asks those whose storages it reads."""
-        sources = agreement.sources
-        if sources is None:
-            sources = self._exchange_handles(agreement.direct.storages)
+        group = agreement.group
+        if agreement.sources is not None:
+            sources, slots = agreement.sources, _slots(group)
+        else:
+            sources, slots = self._exchange_handles(agreement.direct.storages, group)
         order: dict[str, Any] = {"sources": [handle.as_json() for handle in sources]}
-        if agreement.group is not None:
-            order["slots"] = [[handle.as_json() for handle in slot] for slot in agreement.group.handles()]
-            order["line"] = [agreement.group.port.address, agreement.group.port.token.hex()]
+        if group is not None:
+            order["slots"] = [[handle.as_json() for handle in slot] for slot in slots]
+            order["line"] = [group.port.address, group.port.token.hex()]
         return order
 
-    def _exchange_handles(self, storages: Sequence[tuple[int, int]]) -> list[Handle]:
+    def _exchange_handles(
+        self, storages: Sequence[tuple[int, int]], group: BucketGroup | None
+    ) -> tuple[list[Handle], list[list[Handle]]]:
+        """Those of `storages`, and of this rank's buckets."""
         wanted: list[list[int]] = [[] for _ in range(self._world.size)]
         for rank, number in storages:
             wanted[rank].append(number)
         asked = self._world.exchange(wanted)
-        given = self._world.settle("reshard (handles)", lambda: [self._shared.handles(numbers) for numbers in asked])
+        given, slots = self._world.settle(
+            "reshard (handles)", lambda: ([self._shared.handles(numbers) for numbers in asked], _slots(group))
+        )
         incoming = [iter(handles) for handles in self._world.exchange(given)]
-        return [next(incoming[rank]) for rank, _ in storages]
+        return [next(incoming[rank]) for rank, _ in storages], slots
 
     def _take_part(self, pulled: Future[Any] | None) -> None:
         """In the buckets, where there are any; a failure comes after the lead's call has ended, which says more."""
@@ -255,6 +268,10 @@ class Reshard:
         outgoing[self._placement.lead] = value
         incoming = self._world.exchange(outgoing)
         return [incoming[rank] for rank in self._placement.ranks] if self._rank == 0 else []
+
+
+def _slots(group: BucketGroup | None) -> list[list[Handle]]:
+    return group.handles() if group is not None else []
 
 
 def _facts_of(arch: Architecture) -> list[tuple[str, object]]:
