@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+_HEAD_BYTES = 1024
 
 
 class RankFailure(RuntimeError):
@@ -70,10 +71,23 @@ class World:
         return [value for value, _ in outcomes]
 
     def gather(self, value: T) -> list[T]:
-        """The value of every rank, in rank order, on every rank."""
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.control)
-        return values
+        """The value of every rank, in rank order, on every rank.
+
+        Small ones travel in one collective, others in two, of which the first says how long they are.
+        """
+        content = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        head = _padded(len(content).to_bytes(8, "little") + content, _HEAD_BYTES)
+        heads = self._all_gather(head)
+        sizes = [int.from_bytes(found[:8], "little") for found in heads]
+        if max(sizes) + 8 > _HEAD_BYTES:
+            whole = self._all_gather(_padded(content, max(sizes)))
+            return [pickle.loads(found[:size]) for found, size in zip(whole, sizes, strict=True)]
+        return [pickle.loads(found[8 : 8 + size]) for found, size in zip(heads, sizes, strict=True)]
+
+    def _all_gather(self, content: torch.Tensor) -> list[bytes]:
+        found = [torch.empty_like(content) for _ in range(self.size)]
+        dist.all_gather(found, content, group=self.control)
+        return [part.numpy().tobytes() for part in found]
 
     def exchange(self, outgoing: Sequence[Any]) -> list[Any]:
         """Send `outgoing[r]` to rank r and return what every rank sent here, in rank order.
@@ -96,6 +110,14 @@ class World:
     def barrier(self) -> None:
         """Wait for every rank."""
         dist.barrier(group=self.control)
+
+
+def _padded(content: bytes, size: int) -> torch.Tensor:
+    """[size] the first bytes, and whatever comes after them."""
+    found = torch.empty(size, dtype=torch.uint8)
+    part = content[:size]
+    found[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+    return found
 
 
 @dataclass(frozen=True)

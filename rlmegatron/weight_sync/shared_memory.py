@@ -71,8 +71,7 @@ def open_handle(handle: Handle, *, writable: bool = False) -> Tensor:
         if found.st_ino != handle.inode or found.st_size < handle.num_bytes:
             raise OSError(f"the shared memory of process {handle.pid} has vanished")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        populate = getattr(mmap, "MAP_POPULATE", 0)
-        content = mmap.mmap(descriptor, handle.num_bytes, flags=mmap.MAP_SHARED | populate, prot=protection)
+        content = mmap.mmap(descriptor, handle.num_bytes, flags=mmap.MAP_SHARED, prot=protection)
     finally:
         os.close(descriptor)
     with warnings.catch_warnings():
