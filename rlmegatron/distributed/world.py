@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
-_HEAD_BYTES = 1024
+_HEAD_BYTES = 256
 
 
 class RankFailure(RuntimeError):

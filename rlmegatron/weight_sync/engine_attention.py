@@ -35,7 +35,7 @@ def _grouped(part: Part, arch: Architecture, here: EngineRank, *, parameter: str
     places = {"q_proj": (queries, 0), "k_proj": (keys, queries.room), "v_proj": (keys, queries.room + keys.room)}
     assert module in places, f"nobody knows where SGLang keeps {part.name}"
     share, offset = places[module]
-    yield from cut(part, 0, share, Slot(parameter, offset))
+    yield from cut(part, 0, share, Slot(parameter, offset, queries.room + 2 * keys.room))
 
 
 def _latent(
@@ -44,8 +44,11 @@ def _latent(
     """Projections into latent space are whole on every rank, and one parameter where queries have such a space too."""
     heads, _ = here.heads(arch.num_heads, arch.num_kv_heads)
     if module in ("q_a_proj", "kv_a_proj_with_mqa"):
-        fused = None if latent.q_rank is None else f"{block}.fused_qkv_a_proj_with_mqa.weight"
-        yield whole(part, parameter=fused, offset=0 if module == "q_a_proj" else latent.q_rank or 0)
+        if latent.q_rank is None:
+            yield whole(part)
+            return
+        fused, rows = f"{block}.fused_qkv_a_proj_with_mqa.weight", latent.q_rank + latent.kv_rank + latent.rope_dim
+        yield whole(part, parameter=fused, offset=0 if module == "q_a_proj" else latent.q_rank, rows=rows)
     elif module == "kv_b_proj":
         yield from cut(part, 0, heads.times(latent.nope_dim + latent.value_dim), Slot(part.name))
         for head in range(heads.start, heads.stop):
@@ -60,5 +63,5 @@ def _absorbed(part: Part, latent: LatentAttention, head: int, local: int, block:
     first, columns = head * (latent.nope_dim + latent.value_dim), (0, latent.kv_rank)
     for copy, start, length in (("w_kc", 0, latent.nope_dim), ("w_vc.mT", latent.nope_dim, latent.value_dim)):
         source = ((first + start, first + start + length), columns)
-        home = Home(f"{block}.{copy}", ((local, local + 1), (0, length), columns))
+        home = Home(f"{block}.{copy}", ((local, local + 1), (0, length), columns), (None, length, latent.kv_rank))
         yield Placement(part.name, source, (home,), is_derived=True)

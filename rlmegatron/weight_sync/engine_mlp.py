@@ -32,14 +32,15 @@ def mlp_placements(part: Part, arch: Architecture, here: EngineRank) -> Iterator
         number, held = int(expert[2]), here.experts(experts.num)
         if number in held:
             share = here.expert_ffn(experts.ffn)
-            yield from _matrix(part, module, share, _stacked(expert[1], number - held.start, module, share))
+            count = None if _may_be_appended(arch, here) else len(held)
+            yield from _matrix(part, module, share, _stacked(expert[1], number - held.start, count, module, share))
     elif _SHARED in part.name:
         assert experts is not None, f"{part.name} is the tensor of a shared expert"
         count = experts.shared_ffn // experts.ffn
         share = here.ffn(experts.shared_ffn, experts=count)
         slots = [_slot(block, module, share)]
-        if count == 1 and here.ep == 1:  # on a GPU SGLang may append a single shared expert to others in one place
-            slots.append(_stacked(block.replace(_SHARED.rstrip("."), ".experts"), experts.num, module, share))
+        if _may_be_appended(arch, here):
+            slots.append(_stacked(block.replace(_SHARED.rstrip("."), ".experts"), experts.num, None, module, share))
         yield from _matrix(part, module, share, *slots)
     else:
         share = here.ffn(arch.ffn_size)
@@ -50,14 +51,21 @@ def _matrix(part: Part, module: str, share: Share, *slots: Slot) -> Iterator[Pla
     yield from cut(part, 1 if module in _DOWN else 0, share, *slots)
 
 
+def _may_be_appended(arch: Architecture, here: EngineRank) -> bool:
+    """On a GPU SGLang may keep a single shared expert behind the others, where they lie in one place."""
+    experts = arch.experts
+    return experts is not None and experts.shared_ffn == experts.ffn and here.ep == 1
+
+
 def _slot(block: str, module: str, share: Share) -> Slot:
     if module in _DOWN:
         return Slot(f"{block}.down_proj.weight")
-    return Slot(f"{block}.gate_up_proj.weight", share.room if module in _UP else 0)
+    return Slot(f"{block}.gate_up_proj.weight", share.room if module in _UP else 0, 2 * share.room)
 
 
-def _stacked(experts: str, number: int, module: str, share: Share) -> Slot:
+def _stacked(experts: str, number: int, count: int | None, module: str, share: Share) -> Slot:
     lead = ((number, number + 1),)
     if module in _DOWN:
-        return Slot(f"{experts}.w2_weight", 0, lead)
-    return Slot(f"{experts}.w13_weight", share.room if module in _UP else 0, lead)
+        return Slot(f"{experts}.w2_weight", lead=lead, lead_sizes=(count,))
+    offset = share.room if module in _UP else 0
+    return Slot(f"{experts}.w13_weight", offset, 2 * share.room, lead, (count,))

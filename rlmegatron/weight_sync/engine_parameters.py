@@ -35,13 +35,14 @@ class EngineParameters:
     @classmethod
     def expected(cls, placements: Iterable[Placement], dtype: str) -> EngineParameters:
         """Those of an engine that has every first home and nothing more, to plan without one."""
-        ends: dict[str, list[int]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for placement in placements:
             if not placement.is_derived:
                 home = placement.homes[0]
-                stops = [stop for _, stop in home.box]
-                ends[home.parameter] = [max(pair) for pair in zip(ends.get(home.parameter, stops), stops, strict=True)]
-        return cls(tuple(ends), tuple(map(tuple, ends.values())), (dtype,) * len(ends))
+                known = shapes.get(home.parameter, (0,) * len(home.box))
+                ends = zip(known, home.box, home.shape, strict=True)
+                shapes[home.parameter] = tuple(size or max(most, stop) for most, (_, stop), size in ends)
+        return cls(tuple(shapes), tuple(shapes.values()), (dtype,) * len(shapes))
 
     def wanted(
         self, placements: Iterable[Placement], *, of_first: Callable[[], Iterable[Placement]] = lambda: ()
@@ -75,10 +76,11 @@ class EngineParameters:
             )
         number = numbers[home.parameter]
         shape = self.shapes[number]
-        if len(shape) != len(home.box) or any(stop > size for (_, stop), size in zip(home.box, shape, strict=True)):
+        should = [size if known is None else known for size, known in zip(shape, home.shape, strict=False)]
+        if len(shape) != len(home.shape) or list(shape) != should or _ends_outside(home.box, shape):
             raise ValueError(
-                f"{placement.name}: the engine's {home.parameter} of shape {list(shape)} has no box "
-                f"{[list(span) for span in home.box]}; does it run another model, or another version of it?"
+                f"{placement.name}: the engine's {home.parameter} of shape {list(shape)} should be "
+                f"{list(home.shape)}; does it run another model, or another version of it?"
             )
         return Wanted(placement.name, placement.source, number, as_matrix(home.box, shape), shape[-1])
 
@@ -88,6 +90,10 @@ class EngineParameters:
         for one in wanted:
             covered[one.parameter] += prod(stop - start for start, stop in one.home)
         return [number for number, shape in enumerate(self.shapes) if covered[number] < prod(shape)]
+
+
+def _ends_outside(box: Box, shape: Sequence[int]) -> bool:
+    return any(stop > size for (_, stop), size in zip(box, shape, strict=True))
 
 
 def as_matrix(box: Box, shape: Sequence[int]) -> Box:

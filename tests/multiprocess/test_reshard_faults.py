@@ -296,17 +296,14 @@ def refused_engines(name: Name, changes: dict[str, Any], workers: str) -> tuple[
         return error, after, served(job)
 
 
-NO_SIZES = pytest.mark.xfail(reason="the layout of an engine does not say how large its parameters are")
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"intermediate_size": 64}, "mlp.gate_up_proj.weight of shape [64, 48] has no box"),
+        ({"intermediate_size": 64}, "mlp.gate_up_proj.weight of shape [64, 48] should be [128, 48]"),
         ({"num_hidden_layers": 1}, "the engine has no model.layers.1."),
         ({"num_hidden_layers": 3}, "parameters that no rule covers: model.layers.2."),
-        pytest.param({"intermediate_size": 192}, "mlp.gate_up_proj.weight of shape [192, 48]", marks=NO_SIZES),
-        pytest.param({"num_key_value_heads": 4}, "self_attn.qkv_proj.weight of shape [60, 48]", marks=NO_SIZES),
+        ({"intermediate_size": 192}, "mlp.gate_up_proj.weight of shape [192, 48] should be [128, 48]"),
+        ({"num_key_value_heads": 4}, "self_attn.qkv_proj.weight of shape [60, 48] should be [48, 48]"),
     ],
     ids=["narrower", "fewer-layers", "more-layers", "wider", "more-kv-heads"],
 )

@@ -100,7 +100,7 @@ class StandInModel(nn.Module):
 
     def held(self, path: str) -> Tensor:
         """A parameter, or something derived, by its path of attributes."""
-        return self._tensor(Home(path, ()))
+        return self._tensor(Home(path, (), ()))
 
     def _tensor(self, home: Home) -> Tensor:
         owner, name = owner_of(self, home.parameter.removesuffix(_TRANSPOSED))
@@ -117,15 +117,15 @@ class StandInModel(nn.Module):
 
 
 def _empty(spec: ModelSpec, every: Sequence[Placement]) -> dict[str, Tensor]:
-    """One tensor for each parameter, of the smallest shape that has all the boxes in it."""
+    """One tensor for each parameter; where the layout leaves a size open, the smallest that has all the boxes in it."""
     keeps_fp32 = spec.fp32_tensors()
     shapes: dict[str, list[int]] = {}
     dtypes: dict[str, torch.dtype] = {}
     for placement in every:
         home = placement.homes[0]
-        ends = [stop for _, stop in home.box]
-        known = shapes.get(home.parameter, ends)
-        shapes[home.parameter] = [max(pair) for pair in zip(known, ends, strict=True)]
+        known = shapes.get(home.parameter, [0] * len(home.box))
+        ends = zip(known, home.box, home.shape, strict=True)
+        shapes[home.parameter] = [size or max(most, stop) for most, (_, stop), size in ends]
         dtypes[home.parameter] = torch.float32 if placement.name in keeps_fp32 else spec.dtype
     return {path: torch.empty(shape, dtype=dtypes[path], device=spec.device) for path, shape in shapes.items()}
 
