@@ -1,7 +1,7 @@
 """What a rank receives through torch.distributed, and in how many messages, counted call by call.
 
 In: calls of `torch.distributed.NAME` while the count is open. Out: bytes and messages. Objects (`all_gather_object` and
-the like) are control, not weights, and are not counted; nor is `isend` or `irecv` outside of a batch, whose operations
+the like) and whatever goes through a run's `control` group are no weights, and are not counted; nor is `isend` or `irecv` outside of a batch, whose operations
 name these functions and must find them unchanged. Must never change what a call does.
 """
 
@@ -31,7 +31,7 @@ class Traffic:
 
 
 @contextmanager
-def counting() -> Iterator[Traffic]:
+def counting(control: dist.ProcessGroup | None = None) -> Iterator[Traffic]:
     """Counts until the block ends; one at a time."""
     found = Traffic()
     counters: dict[str, Callable[..., None]] = {
@@ -44,7 +44,7 @@ def counting() -> Iterator[Traffic]:
     }
     originals = {name: getattr(dist, name) for name in counters}
     for name, count in counters.items():
-        setattr(dist, name, _counted(originals[name], count))
+        setattr(dist, name, _counted(originals[name], count, control))
     try:
         yield found
     finally:
@@ -52,10 +52,13 @@ def counting() -> Iterator[Traffic]:
             setattr(dist, name, original)
 
 
-def _counted(original: Callable[..., Any], count: Callable[..., None]) -> Callable[..., Any]:
+def _counted(
+    original: Callable[..., Any], count: Callable[..., None], control: dist.ProcessGroup | None
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        count(*args, **kwargs)
+        if control is None or kwargs.get("group") is not control:
+            count(*args, **kwargs)
         return original(*args, **kwargs)
 
     return call

@@ -88,7 +88,7 @@ class Bench:
         self._on_step(f"{name}: counted call" + " and check" * check)
         self._change_weights()
         before = self._level(side)
-        with counting() as traffic, PeakMemory(self._pids) as peak:
+        with counting(self._scene.world.control) as traffic, PeakMemory(self._pids) as peak:
             self._timed(side.transfer)
         extra = kept + max(0, peak.bytes - before)
         received, messages = side.counted() or (traffic.received, traffic.messages)
