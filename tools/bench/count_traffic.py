@@ -1,8 +1,9 @@
 """What a rank receives through torch.distributed, and in how many messages, counted call by call.
 
 In: calls of `torch.distributed.NAME` while the count is open. Out: bytes and messages. Objects (`all_gather_object` and
-the like) and whatever goes through a run's `control` group are no weights, and are not counted; nor is `isend` or `irecv` outside of a batch, whose operations
-name these functions and must find them unchanged. Must never change what a call does.
+the like) and whatever goes through a run's `control` group are no weights, and are not counted; nor is `isend` or
+`irecv` outside of a batch, whose operations name these functions and must find them unchanged. Must never change what a
+call does.
 """
 
 from __future__ import annotations
