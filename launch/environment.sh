@@ -127,7 +127,8 @@ fingerprint() {
 }
 
 is_ready() {
-    [[ -f .venv/installed-$1 && $(<".venv/installed-$1") == "$wanted" ]]
+    [[ -f .venv/installed-$1 && $(<".venv/installed-$1") == "$wanted" ]] &&
+        [[ $1 != "$kind" || -f rlmegatron/weight_sync/csrc/libcopy_segments_cpu.so ]]
 }
 
 # Runs install_NAME unless its stamp, written last, says that it has ended well with the same fingerprint.

@@ -217,13 +217,11 @@ def _kernel(given: argparse.Namespace, world: World) -> Any:
 
 
 def _bound(given: argparse.Namespace, scene: Scene) -> int:
-    """Of no use where engines have more ranks than a learner: then it is 0."""
     from rlmegatron.weight_sync.traffic import least_bytes, model_bytes
 
     layout: SyncLayout = given.layout
     whole = model_bytes(scene.shard.rules, itemsize=scene.engine_dtype.itemsize)
-    num_ranks = layout.train.per_stage * layout.train.pp
-    return max(0, least_bytes(whole, engine_tensor=layout.engine_tensor, num_ranks=num_ranks))
+    return least_bytes(whole, layout.train, engine_tensor=layout.engine_tensor)
 
 
 def _facts(given: argparse.Namespace, scene: Scene) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from rlmegatron.models.replica import ReplicaLayout
 from rlmegatron.models.rules import stages
 from rlmegatron.models.table import read_architecture
 from rlmegatron.rollout.placement import place_engines
+from rlmegatron.weight_sync.choose import choose_transport
 from rlmegatron.weight_sync.forecast import Forecast, forecast
 from rlmegatron.weight_sync.sources import exchange_groups
 
@@ -60,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = describe(checked, engines, found, ranks_per_node=per_node, seconds=time.monotonic() - began)
     print("\n".join(f"{name:<10} {text}" for name, text in facts["text"].items()))
     if given.json:
-        given.json.write_text(json.dumps(facts["numbers"], indent=2) + "\n")
+        try:
+            given.json.write_text(json.dumps(facts["numbers"], indent=2) + "\n")
+        except OSError as error:
+            print(f"--json {given.json}: cannot be written ({error.strerror})", file=sys.stderr)
+            return 2
     return 0
 
 
@@ -101,7 +106,13 @@ def describe(
     checked: Checked, engines: Sequence[Sequence[int]], found: Forecast, *, ranks_per_node: int, seconds: float
 ) -> dict[str, dict[str, Any]]:
     """`text` to print and `numbers` for JSON."""
-    moved, bucket = found.traffic, checked.cfg.weight_sync.bucket_mb
+    cfg, moved = checked.cfg, found.traffic
+    transport, reason = choose_transport(
+        cfg.weight_sync,
+        train_dtype=cfg.model.dtype,
+        engine_dtype=cfg.rollout.dtype or cfg.model.dtype,
+        num_nodes=-(-checked.world_size // ranks_per_node),
+    )
     groups = exchange_groups(moved.givers)
     far = [group for group in groups if len({rank // ranks_per_node for rank in group}) > 1]
     most, least = max(moved.received), min(moved.received)
@@ -115,11 +126,12 @@ def describe(
         "groups": f"{len(groups)} of up to {size} ranks; {len(far)} of them span nodes",
         "messages": f"a rank reads from up to {max(map(len, moved.givers)) - 1} others, in up to "
         f"{max(found.num_pieces):,} pieces",
-        "memory": "nothing beside the weights within a node"
-        + (f", two buckets of {bucket} MiB (weight_sync.bucket_mb) at most in groups that span nodes" if far else ""),
+        "transport": f"{transport} ({reason})",
+        "memory": _memory(transport, cfg.weight_sync.bucket_mb, any_far=bool(far)),
         "planned in": f"{seconds:.1f} s, one engine rank after the other; a run plans them side by side",
     }
     numbers = {
+        "transport": transport,
         "model_bytes": found.num_bytes,
         "received": moved.received,
         "sent": moved.sent,
@@ -131,6 +143,15 @@ def describe(
         "seconds": seconds,
     }
     return {"text": text, "numbers": numbers}
+
+
+def _memory(transport: str, bucket_mb: int, *, any_far: bool) -> str:
+    buckets = f"two buckets of {bucket_mb} MiB (weight_sync.bucket_mb) at most"
+    if transport == "hf_stream":
+        return f"a bucket of {bucket_mb} MiB of whole tensors; the figures above are those of 'peer' and 'collective'"
+    if transport == "collective":
+        return buckets
+    return "nothing beside the weights within a node" + (f", {buckets} in groups that span nodes" if any_far else "")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -71,7 +71,7 @@ def problems(
     tables that lie in higher layers.
     """
     found = [*_parallel(cfg), *_batch(cfg), *_lengths(cfg), *_algorithm(cfg), *_optimizer(cfg), *_sampling(cfg)]
-    found += [*_engine_parts(cfg), *_engine_args(cfg)]
+    found += [*_engine_parts(cfg), *_engine_args(cfg), *_weight_types(cfg)]
     if world_size is not None:
         found += _world(cfg, world_size)
     if card is not None:
@@ -101,6 +101,15 @@ def warnings(cfg: RunConfig, *, world_size: int | None, card: ModelCard | None) 
                 f"parallel.tensor: {cfg.parallel.tensor} pads the vocabulary from {card.vocab_size} to {rows} rows"
             )
     return found
+
+
+def _weight_types(cfg: RunConfig) -> Iterator[str]:
+    train, engine = cfg.model.dtype, cfg.rollout.dtype or cfg.model.dtype
+    if cfg.weight_sync.transport in ("peer", "collective") and train == "bf16" and engine == "fp32":
+        yield (
+            f"weight_sync.transport: '{cfg.weight_sync.transport}' cannot turn the learner's bf16 weights "
+            "(model.dtype) into fp32 ones (rollout.dtype); use 'hf_stream' or 'auto'"
+        )
 
 
 def _parallel(cfg: RunConfig) -> Iterator[str]:

@@ -148,7 +148,7 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     _say(world, f"building {', '.join(models)} from {cfg.model.path}")
     learner = _learner(cfg, world, arch, needs_critic=needs_critic)
     stream = learner.actor.model.tensor_stream()
-    transport, verifier = _weight_sync(cfg, world, stream, arch, rollout)
+    transport, verifier = world.settle("weight sync", lambda: _weight_sync(cfg, world, stream, arch, rollout))
     run = Run(
         cfg=cfg,
         world=world,

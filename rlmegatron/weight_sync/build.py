@@ -21,6 +21,7 @@ from rlmegatron.rollout.placement import EnginePlacement
 from rlmegatron.weight_sync.choose import choose_transport
 from rlmegatron.weight_sync.hf_stream import HfStream
 from rlmegatron.weight_sync.reshard import Reshard, ReshardSettings
+from rlmegatron.weight_sync.segments import is_built
 from rlmegatron.weight_sync.transport import Transport
 from rlmegatron.weight_sync.verify import Verifier
 
@@ -57,6 +58,11 @@ def build_transport(
     if name == "hf_stream":
         return HfStream(stream, arch, dtype=DTYPES[engines.dtype], bytes_per_bucket=bucket)
     assert name in ("peer", "collective")
+    if not is_built(world.device.type):
+        say(
+            "weight sync: the kernel for copies was not built, and torch makes them one by one, slowly; install the "
+            "package again where a compiler is (c++, for GPUs nvcc)"
+        )
     settings = ReshardSettings(
         engine_tensor=engines.tensor,
         engine_expert=engines.expert,

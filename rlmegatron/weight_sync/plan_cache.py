@@ -7,7 +7,7 @@ not at all, and is an error where it was made from other facts than its name say
 from __future__ import annotations
 
 import hashlib
-import os
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
@@ -59,17 +59,25 @@ def _read(path: Path, key: str) -> Plan:
     try:
         with np.load(path, allow_pickle=False) as content:
             columns = {name: content[name] for name in ("key", "padded", *(field.name for field in fields(Pieces)))}
-    except (BadZipFile, KeyError, EOFError, ValueError) as error:
-        raise ValueError(f"{path}: not a plan ({error}); remove the file") from None
+    except (BadZipFile, KeyError, EOFError, ValueError, NotImplementedError, OSError):
+        raise ValueError(f"{path}: not a whole plan; remove the file, and it is made again") from None
     if str(columns.pop("key")) != key:
-        raise ValueError(f"{path}: this plan was made for another layout; remove the file")
+        raise ValueError(f"{path}: this plan was made for another layout; remove the file, and it is made again")
     numbers = {name: column.astype(np.int64) for name, column in columns.items()}
     return Plan(padded=numbers.pop("padded"), pieces=Pieces(**numbers))
 
 
 def _write(path: Path, key: str, plan: Plan) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial.npz")
+    """Ranks of several nodes may write the same plan at once."""
+    partial = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.partial.npz")
     columns = {field.name: getattr(plan.pieces, field.name) for field in fields(Pieces)}
-    np.savez(partial, key=np.array(key), padded=plan.padded, **columns)
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path.parent}: no plan can be kept there ({error.strerror})") from None
+    try:
+        np.savez(partial, key=np.array(key), padded=plan.padded, **columns)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ValueError(f"{path.parent}: no plan can be kept there ({error.strerror})") from None

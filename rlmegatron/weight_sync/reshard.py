@@ -165,13 +165,12 @@ class Reshard:
         assert self._agreement is not None
         buckets = len(self._agreement.tables)
         itemsize = max(size for size, dtype in SLOT_DTYPES.items() if dtype == self._settings.engine_dtype)
-        num_ranks = self._stream.layout.pp * self._stream.layout.per_stage
-        bound = least_bytes(
-            model_bytes(self._stream.rules, itemsize=itemsize),
-            engine_tensor=self._settings.engine_tensor,
-            num_ranks=num_ranks,
-        )
+        whole = model_bytes(self._stream.rules, itemsize=itemsize)
+        bound = least_bytes(whole, self._stream.layout, engine_tensor=self._settings.engine_tensor)
         mib = 1 << 20
+        if not any(received):
+            self._say("weight sync: a publish moves nothing between ranks, which hold what their engine ranks serve")
+            return
         self._say(
             f"weight sync: a publish brings {max(received) / mib:,.1f} MiB to a rank, {sum(received) / mib:,.1f} MiB "
             f"in all, in {buckets} buckets; the bound for even shards is {bound / mib:,.1f} MiB a rank"

@@ -6,6 +6,7 @@ who holds them: on a CPU their storages move, in place, to shared memory without
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch import Tensor
 from rlmegatron.models.rules import Rule
 from rlmegatron.weight_sync.address_book import AddressBook
 from rlmegatron.weight_sync.shared_memory import Handle, export
+
+SHARED_MEMORY = "/dev/shm"
 
 
 class SharedParameters:
@@ -39,6 +42,7 @@ class SharedParameters:
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
         dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in self.storages)
         if self.device.type == "cpu":
+            _require_room(self.storages)
             self.handles()  # moves them
         self.book = AddressBook(table[:, 0], table[:, 1], table[:, 2], dtypes)
 
@@ -60,6 +64,19 @@ class SharedParameters:
     def _where(self) -> list[tuple[int, int]]:
         """Storage and place in it of every parameter; one that leaves the device and comes back keeps both."""
         return [(tensor.untyped_storage()._cdata, int(tensor.storage_offset())) for tensor in self._parameters.values()]
+
+
+def _require_room(storages: Sequence[Tensor]) -> None:
+    """Torch would leave a file behind where it finds none."""
+    needed = sum(tensor.nbytes for tensor in storages if not tensor.is_shared())
+    found = os.statvfs(SHARED_MEMORY)
+    free = found.f_bavail * found.f_frsize
+    if needed > free:
+        mib = 1 << 20
+        raise ValueError(
+            f"{SHARED_MEMORY} has {free / mib:,.1f} MiB free, and the weights that engines read there take "
+            f"{needed / mib:,.1f} MiB of this rank alone; make it larger (docker run --shm-size)"
+        )
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from rlmegatron.models.replica import ReplicaLayout
 from rlmegatron.models.rules import Rule
 from rlmegatron.weight_sync.plan import Ints, Pieces
 from rlmegatron.weight_sync.sources import TrainRanks
@@ -35,14 +36,15 @@ class Traffic:
         return sum(self.received)
 
 
-def least_bytes(num_bytes: int, *, engine_tensor: int, num_ranks: int) -> int:
+def least_bytes(num_bytes: int, layout: ReplicaLayout, *, engine_tensor: int) -> int:
     """HybridFlow's bound (arXiv 2409.19256, section 5) on what a rank receives.
 
-    A rank that keeps its part of a model of `num_bytes`, which `num_ranks` ranks share evenly, has 1/engine_tensor of
-    the model less that part to get. This presumes that nothing is held twice: what every rank holds alike (norms,
-    routers, latent projections) costs less, what engines replicate (KV heads) more.
+    A rank wants 1/engine_tensor of a model of `num_bytes`, less what it holds of that: at best its own part where a
+    stage is cut into at least as many, else as much of its stage as its engine rank serves. This presumes that nothing
+    is held twice: what every rank holds alike (norms, routers, latent projections) costs less, what engines replicate
+    (KV heads) more.
     """
-    return num_bytes // engine_tensor - num_bytes // num_ranks
+    return num_bytes // engine_tensor - num_bytes // (layout.pp * max(layout.per_stage, engine_tensor))
 
 
 def model_bytes(rules: Iterable[Rule], *, itemsize: int) -> int:
@@ -75,9 +77,7 @@ def traffic(
             moved[rank] = 0
             received[rank] += moved.sum()
             sent += moved
-    num_ranks = ranks.layout.pp * ranks.layout.per_stage
-    num_bytes = model_bytes(rules, itemsize=itemsize)
-    bound = least_bytes(num_bytes, engine_tensor=len(engines[0]), num_ranks=num_ranks)
+    bound = least_bytes(model_bytes(rules, itemsize=itemsize), ranks.layout, engine_tensor=len(engines[0]))
     return Traffic(tuple(received.tolist()), tuple(sent.tolist()), tuple(givers), bound)
 
 

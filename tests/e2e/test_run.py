@@ -66,6 +66,7 @@ def test_a_run_leaves_all_that_is_promised(base: Path) -> None:
         "export",
         "logs",
         "metrics.jsonl",
+        "reshard",
         "rollouts",
         "tensorboard",
     }

@@ -370,3 +370,15 @@ def test_fewer_prompts_than_engines_warns(make_config: MakeConfig) -> None:
     assert warned(make_config(), "rollout.prompts_per_step=2", world_size=4) == [
         "rollout.prompts_per_step: 2 prompts for 4 engines: some engines get none"
     ]
+
+
+@pytest.mark.parametrize("transport", ["peer", "collective"])
+def test_weights_cannot_be_widened_on_their_way_without_whole_tensors(make_config: MakeConfig, transport: str) -> None:
+    settings = ("model.dtype=bf16", "rollout.dtype=fp32", f"weight_sync.transport={transport}")
+    (problem,) = found(make_config(), *settings)
+    assert problem.startswith(f"weight_sync.transport: '{transport}' cannot turn the learner's bf16 weights")
+    assert (
+        found(make_config(), *settings[:2])
+        == found(make_config(), *settings[:2], "weight_sync.transport=hf_stream")
+        == []
+    )

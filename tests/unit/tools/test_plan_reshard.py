@@ -61,6 +61,29 @@ def test_a_mistake_in_the_config_plans_nothing(
     assert "nothing was planned" in (said := capsys.readouterr().err) and "multiple of 2" in said
 
 
+@pytest.mark.parametrize(
+    ("settings", "name", "says"),
+    [
+        ([], "peer", "nothing beside the weights"),
+        (["weight_sync.transport=collective"], "collective", "two buckets of 512 MiB"),
+        (["rollout.dtype=fp32"], "hf_stream", "whole tensors"),
+    ],
+)
+def test_the_transport_and_its_memory_are_named(
+    planned: Callable[..., Any], capsys: pytest.CaptureFixture[str], settings: list[str], name: str, says: str
+) -> None:
+    assert planned("--ranks", "2", "parallel.tensor=2", *settings)["transport"] == name
+    assert says in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_named(
+    make_config: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--config", str(make_config()), "--ranks", "2", "--json", str(tmp_path)]
+    assert plan_reshard.main(arguments) == 2
+    assert f"--json {tmp_path}: cannot be written (Is a directory)" in capsys.readouterr().err
+
+
 def test_it_needs_no_torch() -> None:
     code = "import sys, plan_reshard; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(plan_reshard.__file__).parent, check=False)

@@ -20,7 +20,7 @@ from rlmegatron.weight_sync.engine_layout import placements
 from rlmegatron.weight_sync.engine_parameters import EngineParameters
 from rlmegatron.weight_sync.plan import Ints, Pieces, Wanted, plan_pieces
 from rlmegatron.weight_sync.sources import TrainRanks, exchange_groups
-from rlmegatron.weight_sync.traffic import model_bytes, traffic
+from rlmegatron.weight_sync.traffic import least_bytes, model_bytes, traffic
 
 LAYOUTS = st.builds(
     ReplicaLayout,
@@ -204,7 +204,7 @@ def test_a_rank_receives_the_bound_and_not_a_byte_more(tp: int, pp: int, tensor:
     cut = 2 * (2 * 512 * 64 + 4 * (4 * 64 * 64 + 3 * 64 * 96))
     layer, last = 2 * 2 * 64 * 4 // pp, 2 * 64
     assert num_bytes == cut + layer * pp + last
-    assert found.bound == num_bytes // tensor - num_bytes // (tp * pp)
+    assert found.bound == num_bytes // tensor - num_bytes // (tp * pp)  # an engine is no finer than a stage
     for rank, received in enumerate(found.received):
         stage = rank // tp
         norms = layer * pp + last - layer - (last if stage == pp - 1 else 0)
@@ -214,6 +214,21 @@ def test_a_rank_receives_the_bound_and_not_a_byte_more(tp: int, pp: int, tensor:
     if pp == 1:
         assert set(found.received) == {cut // tensor - cut // tp}
     assert sum(found.sent) == found.total
+
+
+@pytest.mark.parametrize(
+    ("layout", "tensor", "share"),
+    [
+        (ReplicaLayout(tp=8, pp=1), 2, 1 / 2 - 1 / 8),
+        (ReplicaLayout(tp=2, pp=2), 1, 1 - 1 / 4),
+        (ReplicaLayout(tp=1, pp=1), 2, 0),
+        (ReplicaLayout(tp=2, pp=1), 4, 0),
+        (ReplicaLayout(tp=1, pp=2), 2, 1 / 2 - 1 / 4),
+    ],
+)
+def test_the_bound_by_hand(layout: ReplicaLayout, tensor: int, share: float) -> None:
+    """The last: a rank has one stage of two, of which its engine rank serves half, and wants half of both."""
+    assert least_bytes(8000, layout, engine_tensor=tensor) == 8000 * share
 
 
 def test_everybody_gives_as_much() -> None:

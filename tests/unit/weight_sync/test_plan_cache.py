@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
     find_plan(tmp_path, ("tp", 8), lambda: plan(1))
     (path,) = tmp_path.iterdir()
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{path}: not a plan"):
+    with pytest.raises(ValueError, match=rf"{path}: not a whole plan; remove the file"):
         find_plan(tmp_path, ("tp", 8), never)
 
 
@@ -77,5 +78,20 @@ def test_a_file_without_all_columns_is_refused(tmp_path: Path) -> None:
     with np.load(path) as content:
         key = str(content["key"])
     np.savez(path, key=np.array(key))
-    with pytest.raises(ValueError, match=rf"{path}: not a plan"):
+    with pytest.raises(ValueError, match=rf"{path}: not a whole plan; remove the file"):
         find_plan(tmp_path, ("tp", 8), never)
+
+
+def test_a_place_where_nothing_can_be_kept_is_named(tmp_path: Path) -> None:
+    (tmp_path / "reshard").write_text("")
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'reshard'}: no plan can be kept there \(File exists\)"):
+        find_plan(tmp_path / "reshard", ("tp", 8), lambda: plan(1))
+
+
+def test_ranks_that_keep_one_plan_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Processes of different nodes can have the same number."""
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: find_plan(tmp_path, ("tp", 8), lambda: plan(1)), range(64)))
+    for one in found:
+        assert_same(one, plan(1))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]

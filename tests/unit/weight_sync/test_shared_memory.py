@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,3 +91,12 @@ def test_a_book_finds_every_parameter_and_notices_one_that_moved() -> None:
     name = next(iter(stream.parameters))
     stream.parameters[name] = stream.parameters[name].clone()  # type: ignore[index]
     assert shared.have_moved()
+
+
+def test_too_little_shared_memory_is_named_before_any_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = stream_of(architecture("Qwen2ForCausalLM"))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=10, f_frsize=4096))
+    before = shared_files()
+    with pytest.raises(ValueError, match=r"/dev/shm has 0.0 MiB free, and the weights .* --shm-size"):
+        SharedParameters(stream.rules, stream.parameters)
+    assert shared_files() == before
