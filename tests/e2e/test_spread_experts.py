@@ -49,13 +49,6 @@ def qwen() -> Any:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**COMMON, **sizes))
 
 
-def mixtral() -> Any:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    sizes = {key: size for key, size in COMMON.items() if key != "moe_intermediate_size"}
-    return MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=4, num_local_experts=8))
-
-
 def deepseek() -> Any:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
@@ -102,7 +95,7 @@ def misplaced(engine: SGLangEngine, directory: Path, *, tp: int, ep: int) -> lis
     ]
 
 
-@pytest.mark.parametrize(("build", "tp", "ep"), [(qwen, 4, 2), (mixtral, 2, 2), (deepseek, 2, 2)])
+@pytest.mark.parametrize(("build", "tp", "ep"), [(qwen, 4, 2), (deepseek, 2, 2)])
 def test_an_engine_that_spreads_experts_answers_as_hugging_face_does(
     tmp_path: Path, build: Callable[[], Any], tp: int, ep: int
 ) -> None:

@@ -18,7 +18,6 @@ from resharding import BUCKET, Job, Setup, unlike, worker_server
 from worker_loaders import flip_last_bit
 
 from rlmegatron.distributed.world import start_world
-from rlmegatron.models.table import FAMILIES
 from rlmegatron.rollout.api import RolloutEngine
 from rlmegatron.weight_sync import reshard as reshard_module
 from rlmegatron.weight_sync.reshard import Name, Reshard
@@ -48,8 +47,8 @@ LAYOUTS: list[tuple[str, int, dict[str, Any], tuple[str, ...]]] = [
     ("tp2->tp1", 4, BF16, (MISTRAL, QWEN2)),
     ("tp2->tp2", 4, ON_GPU, (LLAMA, QWEN3)),
 ]
-"""Layout, ranks, what else is set, and the families that meet it here; the others do so in a slow test."""
-WITH_EXPERTS = (QWEN3_MOE, MIXTRAL, DEEPSEEK_V2, DEEPSEEK_V3)
+"""Layout, ranks, what else is set, and the families that meet it here; all of them do so in SGLang's own classes, in
+`test_reshard_in_sglang.py`."""
 
 
 def published_wrongly(setups: list[Setup], workers: str) -> list[str]:
@@ -90,28 +89,16 @@ def assert_published(layout: str, num_ranks: int, settings: dict[str, Any], fami
     assert of_ranks == [[]] * num_ranks
 
 
-of_layouts = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("layout", "num_ranks", "settings", "families"),
     LAYOUTS,
     ids=[f"{layout}-{'gpu' if settings == ON_GPU else 'cpu'}" for layout, _, settings, _ in LAYOUTS],
 )
-
-
-@of_layouts
 def test_engines_hold_what_hf_stream_leaves_whatever_the_layout(
     layout: str, num_ranks: int, settings: dict[str, Any], families: tuple[str, ...]
 ) -> None:
     """Which is also what a loader that is written as plain loops makes of whole tensors, padding included."""
     assert_published(layout, num_ranks, settings, families)
-
-
-@pytest.mark.slow
-@of_layouts
-def test_the_other_families_do_so_too(
-    layout: str, num_ranks: int, settings: dict[str, Any], families: tuple[str, ...]
-) -> None:
-    able = WITH_EXPERTS if "ep" in layout else tuple(FAMILIES)
-    assert_published(layout, num_ranks, settings, tuple(family for family in able if family not in families))
 
 
 EVEN = {
