@@ -141,10 +141,11 @@ def test_the_layout_changes_nothing(base: Path, workspace: Workspace, name: str,
 
 @pytest.mark.slow
 def test_every_transport_brings_the_same_weights(base: Path, workspace: Workspace) -> None:
-    """With the same seed the same answers and rewards, step by step."""
+    """With the same seed the same answers and rewards, step by step; so does 'collective' when an engine dies in it
+    (`test_failures.py`)."""
     runs = {
         name: workspace.train(f"tp2_{name}", "train.steps=3", "parallel.tensor=2", f"weight_sync.transport={name}")
-        for name in ("hf_stream", "collective", "peer")
+        for name in ("hf_stream", "peer")
     }
     assert_engine_and_learner_agree(runs["hf_stream"], range(1, 4))
     assert_same_step(runs["hf_stream"], base, 1)
