@@ -256,7 +256,7 @@ FAULTS: list[tuple[Name, Fault, str, str]] = [
     ("peer", memory_that_was_replaced, "publish (transfer) failed on rank 0", "has vanished"),
     ("peer", unknown_parameter, "reshard (plan) failed on rank 2", "no rule covers: model.layers.0.extra.weight"),
     ("peer", plan_for_another_layout, "reshard (plan) failed", "was made for another layout; remove the file"),
-    ("peer", truncated_plan, "reshard (plan) failed", "not a plan"),
+    ("peer", truncated_plan, "reshard (plan) failed", "not a whole plan"),
     ("collective", worker_killed_before_its_call, "failed on rank 0", "rank 1 of the stand-in engine has ended"),
     ("collective", worker_killed_between_buckets, "failed on rank 0", "rank 1 of the stand-in engine has ended"),
     ("collective", worker_fails, "failed on rank 0", "rank 1: RuntimeError: the worker went wrong"),
