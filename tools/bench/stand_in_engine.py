@@ -25,6 +25,7 @@ from rlmegatron.rollout.api import EngineDied, EngineError, GenerationRequest, S
 from rlmegatron.rollout.tensor_payload import pack_for_ranks
 from rlmegatron.types import Sample
 
+_ENDS_WITHIN_MS = 10_000
 State = Literal["unpublished", "updating", "failed", "serving"]
 
 
@@ -163,9 +164,12 @@ class StandInEngine:
         return torch.frombuffer(content, dtype=torch.uint8).view(dtype).view(shape)
 
     def kill(self, rank: int) -> None:
-        """End one worker as the system would; the engine notices by itself."""
+        """End one worker as the system would, with all its threads; the engine notices by itself."""
         self.wait_ready()
         signal.pidfd_send_signal(self._processes[rank], signal.SIGKILL)
+        ended = select.poll()
+        ended.register(self._processes[rank], select.POLLIN)
+        ended.poll(_ENDS_WITHIN_MS)
 
     def shutdown(self) -> None:
         """End every process; safe to call twice."""
