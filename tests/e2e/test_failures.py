@@ -221,17 +221,6 @@ def test_a_dead_engine_is_restarted_and_gives_the_answers_it_would_have_given(
 
 
 @pytest.mark.slow
-def test_an_engine_that_dies_in_its_sleep_is_restarted_by_the_next_publish(base: Path, workspace: Workspace) -> None:
-    outcome = workspace.run(
-        "name=restarted_asleep",
-        "rollout.on_engine_death=restart",
-        "algorithm.policy_loss=user_losses:kills_its_engine",
-    )
-    assert_nothing_happened(workspace.path / "runs" / "restarted_asleep", base, outcome)
-    assert "publishing version 1 again" in outcome.output
-
-
-@pytest.mark.slow
 def test_an_engine_that_dies_in_mid_publish_is_restarted_and_published_to_again(
     base: Path, workspace: Workspace
 ) -> None:

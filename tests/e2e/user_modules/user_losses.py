@@ -21,14 +21,6 @@ def raises_on_rank_1(*, logp, old_logp, advantages, weights, clip_low, clip_high
     )
 
 
-def kills_its_engine(*, logp, old_logp, advantages, weights, clip_low, clip_high):
-    if is_first_call_on_rank_0("engine_killed"):
-        kill_own_engine()
-    return ppo_clip(
-        logp=logp, old_logp=old_logp, advantages=advantages, weights=weights, clip_low=clip_low, clip_high=clip_high
-    )
-
-
 def kills_its_engine_in_mid_publish(*, logp, old_logp, advantages, weights, clip_low, clip_high):
     """When its first bucket is on its way."""
     if is_first_call_on_rank_0("engine_killed_in_mid_publish"):

@@ -122,7 +122,7 @@ def test_every_element_comes_once_from_a_rank_that_holds_it(**case: Any) -> None
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(**CASES)
 def test_so_it_does_in_thousands_of_layouts(**case: Any) -> None:
     check_cover(**case)
