@@ -261,13 +261,14 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks",
-        type=_num_ranks,
+        type=count_of,
         metavar="N",
         help="number of ranks to check for; default: WORLD_SIZE, else the fewest that fit",
     )
 
 
-def _num_ranks(text: str) -> int:
+def count_of(text: str) -> int:
+    """An argument that counts something, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)

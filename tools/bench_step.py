@@ -23,7 +23,7 @@ from bench.report import as_data, comparison_table, phase_table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from rlmegatron.cli import examine
+from rlmegatron.cli import count_of, examine
 from rlmegatron.config.load import ConfigError, load
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="the YAML file of the run")
     parser.add_argument(
-        "--ranks", type=_positive, default=1, metavar="N", help="ranks to start on this machine (default 1)"
+        "--ranks", type=count_of, default=1, metavar="N", help="ranks to start on this machine (default 1)"
     )
-    parser.add_argument("--steps", type=_positive, default=5, metavar="N", help="measured training steps (default 5)")
-    parser.add_argument("--rounds", type=_positive, default=8, metavar="N", help="rounds per comparison (default 8)")
+    parser.add_argument("--steps", type=count_of, default=5, metavar="N", help="measured training steps (default 5)")
+    parser.add_argument("--rounds", type=count_of, default=8, metavar="N", help="rounds per comparison (default 8)")
     parser.add_argument(
         "--bare-engine",
         action=argparse.BooleanOptionalAction,
@@ -246,12 +246,6 @@ def _facts(given: argparse.Namespace, cfg: RunConfig, world: World) -> dict[str,
         "model": cfg.model.path,
         "steps": given.steps,
     }
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.sync_layout import SyncLayout, parse_layout
 from rich.console import Console
 
+from rlmegatron.cli import count_of
+
 if TYPE_CHECKING:
     from bench.sync_report import Report
     from bench.sync_scene import Scene
@@ -109,8 +111,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the learner's weights (default fp32)")
     parser.add_argument("--engine-dtype", choices=DTYPES, help="of the engines' weights (default: as the learner's)")
     parser.add_argument("--layout", default="tp8pp1->tp2", metavar="A->B", help="see below (default tp8pp1->tp2)")
-    parser.add_argument("--ranks", type=_positive, metavar="N", help="ranks, without torchrun (default: the fewest)")
-    parser.add_argument("--rounds", type=_positive, default=5, metavar="N", help="timed calls of each (default 5)")
+    parser.add_argument("--ranks", type=count_of, metavar="N", help="ranks, without torchrun (default: the fewest)")
+    parser.add_argument("--rounds", type=count_of, default=5, metavar="N", help="timed calls of each (default 5)")
     parser.add_argument(
         "--transports", default=",".join(TRANSPORTS), metavar="A,B", help="which, in which order (default: all)"
     )
@@ -271,12 +273,6 @@ def _transports(text: str) -> tuple[str, ...]:
     if unknown or len(set(names)) < len(names):
         raise ValueError(f"--transports {text}: use each of {', '.join(TRANSPORTS)} once at most")
     return names
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def _above_zero(text: str) -> float:

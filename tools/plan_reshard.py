@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
-from rlmegatron.cli import Checked, examine
+from rlmegatron.cli import Checked, count_of, examine
 from rlmegatron.config.load import ConfigError
 from rlmegatron.models.replica import ReplicaLayout
 from rlmegatron.models.rules import stages
@@ -96,7 +96,7 @@ def plan(checked: Checked, *, ranks_per_node: int) -> tuple[list[tuple[int, ...]
             engine_expert=rollout.expert,
             num_ranks=checked.world_size,
             ranks_per_node=ranks_per_node,
-            itemsize=2 if (rollout.dtype or cfg.model.dtype) == "bf16" else 4,
+            itemsize=2 if cfg.engine_dtype == "bf16" else 4,
             planned=bar.update,
         )
     return engines, found
@@ -110,7 +110,7 @@ def describe(
     transport, reason = choose_transport(
         cfg.weight_sync,
         train_dtype=cfg.model.dtype,
-        engine_dtype=cfg.rollout.dtype or cfg.model.dtype,
+        engine_dtype=cfg.engine_dtype,
         num_nodes=-(-checked.world_size // ranks_per_node),
     )
     groups = exchange_groups(moved.givers)
@@ -163,17 +163,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="the YAML file of the run")
-    parser.add_argument("--ranks", required=True, type=_count, metavar="N", help="ranks of the run")
-    parser.add_argument("--ranks-per-node", type=_count, default=8, metavar="N", help="GPUs of a node (default: 8)")
+    parser.add_argument("--ranks", required=True, type=count_of, metavar="N", help="ranks of the run")
+    parser.add_argument("--ranks-per-node", type=count_of, default=8, metavar="N", help="GPUs of a node (default: 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there, rank by rank")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings on top of the file")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -269,7 +269,7 @@ def _engine_weight_bytes(cfg: RunConfig, card: ModelCard) -> int:
     """One engine rank's weights; SGLang replicates KV heads where there are fewer than ranks, which is left out."""
     ranks = cfg.rollout.tensor
     engine = Layout(world=ranks, tensor=ranks, pipeline=1, virtual_pipeline=1, engine_tensor=ranks, expert_tensor=ranks)
-    return rank_parameters(card, engine, 0).total * NUM_BYTES[cfg.rollout.dtype or cfg.model.dtype]
+    return rank_parameters(card, engine, 0).total * NUM_BYTES[cfg.engine_dtype]
 
 
 def _kv_cache_bytes(cfg: RunConfig, card: ModelCard) -> int | None:
@@ -277,7 +277,7 @@ def _kv_cache_bytes(cfg: RunConfig, card: ModelCard) -> int | None:
     if cfg.rollout.max_total_tokens is None:
         return None
     shares = 1 if card.num_kv_heads is None else min(card.num_kv_heads, cfg.rollout.tensor)
-    per_token = card.num_layers * card.cached_values // shares * NUM_BYTES[cfg.rollout.dtype or cfg.model.dtype]
+    per_token = card.num_layers * card.cached_values // shares * NUM_BYTES[cfg.engine_dtype]
     return cfg.rollout.max_total_tokens * per_token
 
 

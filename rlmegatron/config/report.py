@@ -105,7 +105,7 @@ def _models(cfg: RunConfig) -> list[str]:
             f"{_INDENT}reference  {cfg.model.dtype}, frozen, KL ({kl.estimator}) x {kl.coef:g} in the {kl.where}"
         )
     spread = f", EP {cfg.rollout.expert}" if cfg.rollout.expert > 1 else ""
-    lines.append(f"{_INDENT}engine     {cfg.rollout.dtype or cfg.model.dtype}, SGLang, TP {cfg.rollout.tensor}{spread}")
+    lines.append(f"{_INDENT}engine     {cfg.engine_dtype}, SGLang, TP {cfg.rollout.tensor}{spread}")
     return lines
 
 

@@ -104,7 +104,7 @@ def warnings(cfg: RunConfig, *, world_size: int | None, card: ModelCard | None) 
 
 
 def _weight_types(cfg: RunConfig) -> Iterator[str]:
-    train, engine = cfg.model.dtype, cfg.rollout.dtype or cfg.model.dtype
+    train, engine = cfg.model.dtype, cfg.engine_dtype
     if cfg.weight_sync.transport in ("peer", "collective") and train == "bf16" and engine == "fp32":
         yield (
             f"weight_sync.transport: '{cfg.weight_sync.transport}' cannot turn the learner's bf16 weights "

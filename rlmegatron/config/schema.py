@@ -356,6 +356,11 @@ class RunConfig(Section):
         return self.algorithm.kl.where != "none"
 
     @property
+    def engine_dtype(self) -> Literal["bf16", "fp32"]:
+        """Type of the engines' weights."""
+        return self.rollout.dtype or self.model.dtype
+
+    @property
     def context_length(self) -> int:
         """Longest prompt plus answer, in tokens."""
         return self.rollout.context_length or self.data.max_prompt_tokens + self.rollout.max_new_tokens

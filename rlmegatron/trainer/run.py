@@ -232,7 +232,7 @@ def _engine_model(cfg: RunConfig, arch: Architecture, *, on_cpu: bool) -> str:
         return cfg.model.path
     directory = Path(cfg.directory) / "engine_model"
     directory.mkdir(exist_ok=True)
-    dtype = DTYPES[cfg.rollout.dtype or cfg.model.dtype]
+    dtype = DTYPES[cfg.engine_dtype]
     write_companions(Path(cfg.model.path), directory, arch, dtype, added=added)
     return str(directory)
 
@@ -258,7 +258,7 @@ def _rollout(cfg: RunConfig, world: World, tokenizer: Any, engine_model: str, un
         engine = SGLangEngine(
             EngineSpec(
                 model_path=engine_model,
-                dtype=cfg.rollout.dtype or cfg.model.dtype,
+                dtype=cfg.engine_dtype,
                 context_length=cfg.context_length,
                 log_path=Path(cfg.directory) / "logs" / f"engine_{placement.index:03d}.log",
                 seed=cfg.seed,
@@ -322,7 +322,7 @@ def _learner(cfg: RunConfig, world: World, arch: Architecture, *, needs_critic: 
 def _weight_sync(
     cfg: RunConfig, world: World, stream: TensorStream, arch: Architecture, rollout: Rollout
 ) -> tuple[Transport, Verifier | None]:
-    dtype = cfg.rollout.dtype or cfg.model.dtype
+    dtype = DTYPES[cfg.engine_dtype]
     engines = Engines(rollout.engines, tensor=cfg.rollout.tensor, expert=cfg.rollout.expert, dtype=dtype)
     transport = build_transport(
         cfg.weight_sync,
@@ -331,6 +331,7 @@ def _weight_sync(
         arch,
         engines,
         train_dtype=cfg.model.dtype,
+        engine_dtype=cfg.engine_dtype,
         timeout_s=cfg.train.collective_timeout_s,
         cache=Path(cfg.directory) / "reshard",
         say=lambda line: _say(world, line),

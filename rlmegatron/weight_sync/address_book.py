@@ -15,15 +15,11 @@ from rlmegatron.weight_sync.plan import Ints
 
 @dataclass(frozen=True, slots=True)
 class AddressBook:
-    """Of each held rule [H], ascending, the storage with its parameter and the first element there.
-
-    `dtypes` [S] are the storages' element types by name.
-    """
+    """Of each held rule [H], ascending, the storage with its parameter and the first element there."""
 
     rules: Ints
     storage: Ints
     offset: Ints
-    dtypes: tuple[str, ...]
 
     def find(self, rules: Ints) -> tuple[Ints, Ints]:
         """[N] storages and [N] offsets; ValueError for a rule that the rank does not hold."""

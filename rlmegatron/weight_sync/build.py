@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -25,8 +24,6 @@ from rlmegatron.weight_sync.segments import is_built
 from rlmegatron.weight_sync.transport import Transport
 from rlmegatron.weight_sync.verify import Verifier
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
 
 @dataclass(frozen=True, slots=True)
 class Engines:
@@ -35,7 +32,7 @@ class Engines:
     placements: Sequence[EnginePlacement]
     tensor: int
     expert: int
-    dtype: Literal["bf16", "fp32"]
+    dtype: torch.dtype
 
 
 def build_transport(
@@ -46,17 +43,19 @@ def build_transport(
     engines: Engines,
     *,
     train_dtype: str,
+    engine_dtype: str,
     timeout_s: float,
     cache: Path | None,
     say: Callable[[str], None],
 ) -> Transport:
-    """`say` prints the choice and its reason, and later what the plan moves."""
+    """`train_dtype` and `engine_dtype` are types by their names in a config; `say` prints the choice, its reason, and
+    later what the plan moves."""
     num_nodes = -(-world.size // world.ranks_per_node)
-    name, reason = choose_transport(config, train_dtype=train_dtype, engine_dtype=engines.dtype, num_nodes=num_nodes)
+    name, reason = choose_transport(config, train_dtype=train_dtype, engine_dtype=engine_dtype, num_nodes=num_nodes)
     say(f"weight sync: {name} ({reason})")
     bucket = config.bucket_mb << 20
     if name == "hf_stream":
-        return HfStream(stream, arch, dtype=DTYPES[engines.dtype], bytes_per_bucket=bucket)
+        return HfStream(stream, arch, dtype=engines.dtype, bytes_per_bucket=bucket)
     assert name in ("peer", "collective")
     if not is_built(world.device.type):
         say(
@@ -66,7 +65,7 @@ def build_transport(
     settings = ReshardSettings(
         engine_tensor=engines.tensor,
         engine_expert=engines.expert,
-        engine_dtype=str(DTYPES[engines.dtype]).removeprefix("torch."),
+        engine_dtype=engines.dtype,
         bytes_per_bucket=bucket,
         timeout_s=timeout_s,
         cache=cache,
@@ -84,5 +83,5 @@ def build_verifier(world: World, stream: TensorStream, arch: Architecture, engin
         arch,
         engine_tensor=engines.tensor,
         engine_expert=engines.expert,
-        dtype=DTYPES[engines.dtype],
+        dtype=engines.dtype,
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlmegatron.weight_sync.plan import Ints
+from rlmegatron.weight_sync.plan import Ints, runs
 
 RULE, ROW, COLUMN, WIDTH, ROWS, COLUMNS, ITEMSIZE = range(7)
 """Columns of a request: a rectangle of a training parameter, and the bytes of an element in the engine."""
@@ -79,7 +79,4 @@ def _fill(sizes: list[int], slot_bytes: int) -> tuple[list[int], list[int], Ints
 
 def expand(answer: Ints, stream_first: Ints) -> tuple[Ints, Ints]:
     """For requests answered by rectangles `answer` [N]: [C'] the request of each chunk, and [C'] the chunk."""
-    counts = stream_first[answer + 1] - stream_first[answer]
-    request = np.repeat(np.arange(len(answer)), counts)
-    within = np.arange(len(request)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return request, np.repeat(stream_first[answer], counts) + within
+    return runs(stream_first[answer], stream_first[answer + 1])

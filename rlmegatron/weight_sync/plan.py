@@ -143,10 +143,16 @@ def _overlapping(held: _Table, asked: _Table) -> tuple[Ints, Ints]:
     order = np.argsort(held.tensor, kind="stable")
     keys = held.tensor[order]
     first, last = (np.searchsorted(keys, asked.tensor, side=side) for side in ("left", "right"))
+    want, place = runs(first, last)
+    return order[place], want
+
+
+def runs(first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """The numbers from `first[i]` to before `last[i]` for every i, in a row: [R] their i, and [R] themselves."""
     counts = last - first
-    want = np.repeat(np.arange(len(asked.tensor)), counts)
-    within = np.arange(len(want)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return order[np.repeat(first, counts) + within], want
+    owner = np.repeat(np.arange(len(counts)), counts)
+    within = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return owner, np.repeat(first, counts) + within
 
 
 def _check_cover(want: Ints, sizes: Ints, asked: _Table, wanted: Sequence[Wanted]) -> None:

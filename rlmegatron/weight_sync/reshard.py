@@ -42,12 +42,12 @@ Name = Literal["peer", "collective"]
 
 @dataclass(frozen=True, slots=True)
 class ReshardSettings:
-    """`engine_expert` is the engines' expert-parallel size, `engine_dtype` 'float32' or 'bfloat16', `cache` a directory
+    """`engine_expert` is the engines' expert-parallel size, `engine_dtype` their weights' type, `cache` a directory
     of plans."""
 
     engine_tensor: int
     engine_expert: int
-    engine_dtype: str
+    engine_dtype: torch.dtype
     bytes_per_bucket: int
     timeout_s: float
     cache: Path | None = None
@@ -164,8 +164,7 @@ class Reshard:
         """What a transfer moves, beside the bound; one line."""
         assert self._agreement is not None
         buckets = len(self._agreement.tables)
-        itemsize = max(size for size, dtype in SLOT_DTYPES.items() if dtype == self._settings.engine_dtype)
-        whole = model_bytes(self._stream.rules, itemsize=itemsize)
+        whole = model_bytes(self._stream.rules, itemsize=self._settings.engine_dtype.itemsize)
         bound = least_bytes(whole, self._stream.layout, engine_tensor=self._settings.engine_tensor)
         mib = 1 << 20
         if not any(received):

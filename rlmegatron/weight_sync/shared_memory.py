@@ -46,32 +46,24 @@ def export(tensor: Tensor) -> Handle:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_cuda:
         return Handle(os.getpid(), -1, -1, tensor.nbytes, dtype, base64.b64encode(handle_of(tensor)).decode())
-    descriptor, num_bytes = share(tensor)
+    descriptor, num_bytes = tensor.untyped_storage()._share_fd_cpu_()
     return Handle(os.getpid(), descriptor, os.fstat(descriptor).st_ino, num_bytes, dtype)
 
 
-def share(tensor: Tensor) -> tuple[int, int]:
-    """Move a CPU tensor's storage to shared memory without a name, unless it is there; (file descriptor, bytes)."""
-    descriptor, num_bytes = tensor.untyped_storage()._share_fd_cpu_()
-    return int(descriptor), int(num_bytes)
-
-
-def open_handle(handle: Handle, *, writable: bool = False) -> Tensor:
+def open_handle(handle: Handle) -> Tensor:
     """A flat tensor over the owner's memory; OSError where the owner, or its memory, is gone."""
     dtype = getattr(torch, handle.dtype)
     if handle.cuda:
         return _open_cuda(handle.cuda)
     try:
-        mode = os.O_RDWR if writable else os.O_RDONLY
-        descriptor = os.open(f"/proc/{handle.pid}/fd/{handle.descriptor}", mode)
+        descriptor = os.open(f"/proc/{handle.pid}/fd/{handle.descriptor}", os.O_RDONLY)
     except OSError as error:
         raise OSError(f"the memory of process {handle.pid} cannot be mapped ({error.strerror}); is it alive?") from None
     try:
         found = os.fstat(descriptor)
         if found.st_ino != handle.inode or found.st_size < handle.num_bytes:
             raise OSError(f"the shared memory of process {handle.pid} has vanished")
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        content = mmap.mmap(descriptor, handle.num_bytes, flags=mmap.MAP_SHARED, prot=protection)
+        content = mmap.mmap(descriptor, handle.num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     finally:
         os.close(descriptor)
     with warnings.catch_warnings():

@@ -40,11 +40,10 @@ class SharedParameters:
                 self.storages.append(_whole(tensor))
             rows.append((number, numbers[key], tensor.storage_offset()))
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-        dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in self.storages)
         if self.device.type == "cpu":
             _require_room(self.storages)
             self.handles()  # moves them
-        self.book = AddressBook(table[:, 0], table[:, 1], table[:, 2], dtypes)
+        self.book = AddressBook(table[:, 0], table[:, 1], table[:, 2])
 
     @property
     def device(self) -> torch.device:

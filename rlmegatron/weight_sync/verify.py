@@ -84,13 +84,18 @@ class Verifier:
     def _compare(self, engine: RolloutEngine | None, expected: torch.Tensor) -> None:
         if engine is None:
             return
-        answers = ask(engine, DIGEST, [{"boxes": [self._order(box) for box in boxes]} for boxes in self._boxes])
+        answers = ask(engine, DIGEST, self._orders)
         wrong = list(self._differences(answers, dict(zip(self._widths, expected.tolist(), strict=True))))
         if wrong:
             raise EngineError(
                 f"after the transfer {len(wrong)} of {len(self._widths)} tensors differ between learner and engine; "
                 f"the first is {wrong[0]}"
             )
+
+    @cached_property
+    def _orders(self) -> list[dict[str, Any]]:
+        """The same in every publish."""
+        return [{"boxes": [self._order(box) for box in boxes]} for boxes in self._boxes]
 
     def _order(self, box: Placement) -> list[Any]:
         homes = [[home.parameter, home.box] for home in box.homes]

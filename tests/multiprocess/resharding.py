@@ -153,7 +153,7 @@ class Job:
         settings = ReshardSettings(
             engine_tensor=self.layout.engine_tensor,
             engine_expert=self.layout.engine_expert,
-            engine_dtype=_name(self.setup.engine_dtype),
+            engine_dtype=self.setup.engine_dtype,
             bytes_per_bucket=bytes_per_bucket,
             timeout_s=TIMEOUT_S,
             cache=plans,

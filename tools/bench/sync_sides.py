@@ -132,7 +132,7 @@ def _reshard(name: Any) -> Callable[[Scene], Transport]:
         settings = ReshardSettings(
             engine_tensor=layout.engine_tensor,
             engine_expert=layout.engine_expert,
-            engine_dtype=str(scene.engine_dtype).removeprefix("torch."),
+            engine_dtype=scene.engine_dtype,
             bytes_per_bucket=scene.bytes_per_bucket,
             timeout_s=scene.timeout_s,
         )

@@ -152,7 +152,7 @@ class Scene:
         settings = ReshardSettings(
             engine_tensor=layout.engine_tensor,
             engine_expert=layout.engine_expert,
-            engine_dtype=self.case.dtypes[1],
+            engine_dtype=getattr(torch, self.case.dtypes[1]),
             bytes_per_bucket=1 << 14,
             timeout_s=TIMEOUT_S,
         )
