@@ -4,13 +4,15 @@ In: rewards and values per token; out: advantages and returns per token, each se
 batch into ranks or micro-batches gives the same numbers. Must never import torch.distributed or the configuration.
 """
 
-# T tokens of all sequences, N sequences, C counted tokens
+# T tokens of all sequences, N sequences
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from rlmegatron.algorithms.discounted_sum import check_fraction, discounted_sum, goes_on
+from rlmegatron.algorithms.finite import check_token_rewards
 from rlmegatron.algorithms.ragged import sequence_ids
 from rlmegatron.algorithms.shapes import expect
 
@@ -27,7 +29,8 @@ def gae(
 
     token_rewards: [T] reward of choosing token t. values: [T] value of the state in which token t is chosen.
     mask: [T] bool. cu_seqlens: [N+1]. Returns (advantages [T], returns [T] = advantages + values), 0 where not
-    counted, in the dtype of `values`. Raises ValueError unless gamma and lam lie in [0, 1].
+    counted, in the dtype of `values`, computed in float64. Raises ValueError unless gamma and lam lie in [0, 1], and
+    for a counted token whose reward is not finite; a value that is not finite stays within its sequence.
 
     >>> rewards, values = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([9.0, 0.5, 0.25])
     >>> mask, cu_seqlens = torch.tensor([False, True, True]), torch.tensor([0, 3])
@@ -35,35 +38,15 @@ def gae(
     [[0.0, 0.125, 0.75], [0.0, 0.625, 1.0]]
     """
     (num_tokens,) = expect("T", token_rewards=token_rewards, values=values, mask=mask)
-    for name, number in (("gamma", gamma), ("lam", lam)):
-        if not 0 <= number <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], got {number}")
+    check_fraction("gamma", gamma)
+    check_fraction("lam", lam)
     ids = sequence_ids(cu_seqlens, num_tokens)[mask]
-    reward, value = token_rewards[mask].to(values.dtype), values[mask]
-    goes_on = torch.zeros_like(ids, dtype=torch.bool)
-    goes_on[:-1] = ids[1:] == ids[:-1]
-    next_value = torch.where(goes_on, value.roll(-1), 0.0)
+    reward, value = token_rewards[mask].double(), values[mask].double()
+    check_token_rewards(reward, mask, ids)
+    next_value = torch.where(goes_on(ids), value.roll(-1), 0.0)
     delta = reward + gamma * next_value - value
-    advantage = _discounted_sum(delta, gamma * lam * goes_on.to(value.dtype), longest=_longest_run(ids))
+    advantage = discounted_sum(delta, ids, decay=gamma * lam)
     advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
-    advantages[mask] = advantage
-    returns[mask] = advantage + value
+    advantages[mask] = advantage.to(values.dtype)
+    returns[mask] = (advantage + value).to(values.dtype)
     return advantages, returns
-
-
-def _discounted_sum(terms: Tensor, decay: Tensor, *, longest: int) -> Tensor:
-    """S_t = terms_t + decay_t S_t+1 over [C], where decay is 0 at least every `longest` entries and at the last one.
-
-    Doubling (Hillis and Steele 1986): log2(longest) vector operations instead of `longest` steps.
-    """
-    total, reach, step = terms.clone(), decay.clone(), 1
-    while step < longest:
-        # where: 0 * NaN would carry a sequence's NaN into its neighbour.
-        total[:-step] += torch.where(reach[:-step] != 0, reach[:-step] * total[step:], 0.0)
-        reach[:-step] = reach[:-step] * reach[step:]
-        step *= 2
-    return total
-
-
-def _longest_run(ids: Tensor) -> int:
-    return int(torch.unique_consecutive(ids, return_counts=True)[1].max()) if ids.numel() else 0

@@ -13,15 +13,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Reduction = Literal["sum", "mean", "max", "explained_variance"]
+Reduction = Literal["sum", "mean", "max", "min", "explained_variance"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
     """One statistic of one micro-batch, still unreduced: `parts` [P] float64, detached.
 
-    sum: (total); mean: (total, count); max: (largest, -inf when nothing counts); explained_variance: (count, sum and
-    sum of squares of the returns, sum and sum of squares of returns - values).
+    sum: (total); mean: (total, count); max: (largest, -inf when nothing counts); min: (smallest, inf when nothing
+    counts); explained_variance: (count, sum and sum of squares of the returns, sum and sum of squares of returns -
+    values).
     """
 
     reduction: Reduction
@@ -32,6 +33,8 @@ class Stat:
         assert self.reduction == other.reduction, f"cannot merge {self.reduction} with {other.reduction}"
         if self.reduction == "max":
             return Stat("max", torch.maximum(self.parts, other.parts))
+        if self.reduction == "min":
+            return Stat("min", torch.minimum(self.parts, other.parts))
         return Stat(self.reduction, self.parts + other.parts)
 
 
@@ -64,6 +67,11 @@ def max_stat(values: Tensor, counted: Tensor) -> Stat:
     """Largest of `values` [T] over the tokens where `counted` [T] is True."""
     kept = torch.where(counted, values.detach().double(), -torch.inf)
     return Stat("max", torch.cat([kept, kept.new_full((1,), -torch.inf)]).amax().reshape(1))
+
+
+def min_stat(values: Tensor, counted: Tensor) -> Stat:
+    """Smallest of `values` [T] over the tokens where `counted` [T] is True."""
+    return Stat("min", -max_stat(-values, counted).parts)
 
 
 def explained_variance_stat(*, values: Tensor, returns: Tensor, counted: Tensor) -> Stat:

@@ -28,18 +28,31 @@ def entropy_bonus(*, entropy: Tensor, weights: Tensor, coef: float) -> LossTerm:
     return LossTerm(-coef * weighted_sum(entropy, weights), {"entropy": mean_stat(entropy, weights > 0)})
 
 
-def kl_penalty(*, logp: Tensor, ref_logp: Tensor, weights: Tensor, estimator: str, coef: float) -> LossTerm:
+def kl_penalty(
+    *,
+    logp: Tensor,
+    ref_logp: Tensor,
+    weights: Tensor,
+    estimator: str,
+    coef: float,
+    old_logp: Tensor | None = None,
+) -> LossTerm:
     """coef * sum of w KL-hat (GRPO, arXiv 2402.03300, eq. 4 with k3); statistic `kl_ref`, its mean in nats per token.
 
-    logp (with gradient), ref_logp: [T] nats. weights: [T] from `token_weights`. `estimator`: see `divergence`.
+    logp (with gradient), ref_logp, old_logp: [T] nats. weights: [T] from `token_weights`. `estimator`: see
+    `divergence`; 'k3_unbiased' needs old_logp (ValueError), for its gradient is k3's without it.
 
     >>> logp, ref_logp = torch.tensor([-1.0]), torch.tensor([-3.0])
     >>> float(kl_penalty(logp=logp, ref_logp=ref_logp, weights=torch.ones(1), estimator="k2", coef=0.5).total)
     1.0
     """
     expect("T", logp=logp, ref_logp=ref_logp, weights=weights)
+    if estimator == "k3_unbiased" and old_logp is None:
+        raise ValueError("kl_penalty: the estimator 'k3_unbiased' needs old_logp")
     counted = weights > 0
     # Cut the others off before the estimator: the gradient of a NaN is NaN even at weight 0.
     logp, ref_logp = (torch.where(counted, x, torch.zeros_like(x)) for x in (logp, ref_logp))
-    per_token = divergence(logp, ref_logp, estimator)
+    if old_logp is not None:
+        old_logp = torch.where(counted, old_logp, torch.zeros_like(old_logp))
+    per_token = divergence(logp, ref_logp, estimator, old_logp)
     return LossTerm(coef * weighted_sum(per_token, weights), {"kl_ref": mean_stat(per_token, counted)})

@@ -16,10 +16,19 @@ from typing import Any
 TABLE: dict[str, dict[str, str]] = {
     "advantage": {
         "grpo": "rlmegatron.algorithms.group:grpo",
+        "rloo": "rlmegatron.algorithms.group:rloo",
+        "opo": "rlmegatron.algorithms.group:opo",
+        "gpg": "rlmegatron.algorithms.group:gpg",
+        "reinforce_pp_baseline": "rlmegatron.algorithms.group:reinforce_pp_baseline",
+        "remax": "rlmegatron.algorithms.remax:remax",
+        "reinforce_pp": "rlmegatron.algorithms.reward_to_go:reinforce_pp",
         "gae": "rlmegatron.algorithms.gae:gae",
     },
     "policy_loss": {
         "ppo_clip": "rlmegatron.algorithms.policy_loss:ppo_clip",
+        "gspo": "rlmegatron.algorithms.policy_loss:gspo",
+        "cispo": "rlmegatron.algorithms.policy_loss:cispo",
+        "reinforce": "rlmegatron.algorithms.policy_loss:reinforce",
     },
     "value_loss": {
         "clipped_value": "rlmegatron.algorithms.value_loss:clipped_value",
@@ -48,7 +57,7 @@ PER_TOKEN = "per_token"
 FORMS: dict[str, tuple[Form, ...]] = {
     "advantage": (
         # Called once with the whole global batch; returns [N].
-        Form(PER_SAMPLE, ("rewards",), ("group_ids", "normalize_std")),
+        Form(PER_SAMPLE, ("rewards",), ("group_ids", "lengths", "greedy_rewards", "normalize_std")),
         # Called with the sequences of one rank; returns (advantages [T], returns [T]).
         Form(PER_TOKEN, ("token_rewards", "mask", "cu_seqlens"), ("values", "gamma", "lam")),
     ),
@@ -56,7 +65,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form(
             PER_TOKEN,
             ("logp", "advantages", "weights"),
-            ("old_logp", "mask", "cu_seqlens", "clip_low", "clip_high"),
+            ("old_logp", "mask", "cu_seqlens", "clip_low", "clip_high", "dual_clip"),
         ),
     ),
     "value_loss": (Form(PER_TOKEN, ("values", "returns", "weights"), ("old_values", "value_clip")),),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlmegatron.algorithms.finite import check_rewards
 from rlmegatron.algorithms.ragged import sequence_ids
 from rlmegatron.algorithms.shapes import expect
 
@@ -25,7 +26,8 @@ def token_rewards(
     A sample without counted tokens gets nothing, and its reward touches no other sample's token.
 
     rewards: [N] floating. mask: [T] bool. cu_seqlens: [N+1]. kl: [T] nats, from `divergence`, or None.
-    Returns [T] in the dtype of `rewards`, 0 where not counted. Raises ValueError for a kl_coef without a kl.
+    Returns [T] in the dtype of `rewards`, 0 where not counted. Raises ValueError for a kl_coef without a kl, and for a
+    reward that is not finite; it names the sequence by its place in `rewards`.
 
     >>> mask, cu_seqlens = torch.tensor([False, True, True, False]), torch.tensor([0, 3, 4])
     >>> token_rewards(torch.tensor([1.0, 8.0]), mask, cu_seqlens, kl=torch.full((4,), 0.5), kl_coef=0.5).tolist()
@@ -36,6 +38,7 @@ def token_rewards(
         raise ValueError(
             f"rewards has {rewards.shape[0]} entries, but cu_seqlens delimits {cu_seqlens.shape[0] - 1} sequences"
         )
+    check_rewards(rewards)
     per_token = torch.zeros(num_tokens, dtype=rewards.dtype, device=rewards.device)
     last = _last_counted(mask, cu_seqlens)
     answered = last >= 0
@@ -45,7 +48,8 @@ def token_rewards(
             raise ValueError(f"kl_coef is {kl_coef}, but no kl was given")
         return per_token
     expect("T", mask=mask, kl=kl)
-    return per_token - kl_coef * torch.where(mask, kl, torch.zeros_like(kl)).to(rewards.dtype)
+    charged = kl_coef * torch.where(mask, kl, torch.zeros_like(kl)).double()
+    return (per_token.double() - charged).to(rewards.dtype)
 
 
 def _last_counted(mask: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -31,6 +31,9 @@ def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
 def mean_and_variance(moments: Tensor) -> tuple[float, float]:
     """Mean and unbiased variance of summed `masked_moments` [3]; (0, 0) for no entry, variance 0 for one.
 
+    A variance of at most 2e-15 of the mean square is 0: it is the rounding of these sums, and the last bit of float32
+    entries shows more.
+
     >>> mean_and_variance(torch.tensor([2.0, 4.0, 10.0]))
     (2.0, 2.0)
     """
@@ -39,14 +42,18 @@ def mean_and_variance(moments: Tensor) -> tuple[float, float]:
     if count < 1:
         return 0.0, 0.0
     mean = total / count
-    return mean, max(total_sq - count * mean * mean, 0.0) / max(count - 1, 1)
+    spread = total_sq - count * mean * mean
+    return mean, 0.0 if spread <= 2e-15 * total_sq else spread / max(count - 1, 1)
 
 
 @torch.no_grad()
 def whiten(advantages: Tensor, mask: Tensor, *, mean: float, var: float) -> Tensor:
     """(advantages - mean) / sqrt(var + 1e-8) where counted, 0 elsewhere (TRL's and verl's `masked_whiten`).
 
+    With var 0 all are equal and say nothing: exactly 0, not the rounding of their mean over 1e-4.
+
     advantages: [T], mask: [T] bool, mean and var: of the whole global batch. Returns [T], dtype of `advantages`.
+    Raises ValueError for a negative var.
 
     >>> whiten(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]), mean=2.0, var=4.0).tolist()
     [-0.5, 0.5, 0.0]
@@ -54,5 +61,7 @@ def whiten(advantages: Tensor, mask: Tensor, *, mean: float, var: float) -> Tens
     expect("T", advantages=advantages, mask=mask)
     if var < 0:
         raise ValueError(f"var must not be negative, got {var}")
+    if var == 0:
+        return torch.zeros_like(advantages)
     scaled = (advantages.double() - mean) / (var + 1e-8) ** 0.5
     return torch.where(mask, scaled, 0.0).to(advantages.dtype)

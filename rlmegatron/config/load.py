@@ -16,7 +16,8 @@ from pydantic_core import PydanticUndefined
 
 from rlmegatron.config import yaml_text
 from rlmegatron.config.explain import as_yaml, dotted, explain, is_open_mapping
-from rlmegatron.config.schema import RunConfig, Section
+from rlmegatron.config.schema import RunConfig
+from rlmegatron.config.section import Section
 from rlmegatron.config.yaml_text import KeyPath
 
 _COMMAND_LINE = "command line"

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 
+from rlmegatron.config.algorithm_rules import algorithm_problems, algorithm_warnings
 from rlmegatron.config.cuts import divisors, engine_cuts, listed, training_cuts
 from rlmegatron.config.estimate import model_ranks, smallest_world
 from rlmegatron.config.model_card import ModelCard
@@ -70,7 +71,8 @@ def problems(
     model at critic.path, if that is given. known: names by the config key that takes one, such as 'reward.name', from
     tables that lie in higher layers.
     """
-    found = [*_parallel(cfg), *_batch(cfg), *_lengths(cfg), *_algorithm(cfg), *_optimizer(cfg), *_sampling(cfg)]
+    found = [*_parallel(cfg), *_batch(cfg), *_lengths(cfg), *_optimizer(cfg)]
+    found += algorithm_problems(cfg)
     found += [*_engine_parts(cfg), *_engine_args(cfg), *_weight_types(cfg)]
     if world_size is not None:
         found += _world(cfg, world_size)
@@ -86,7 +88,7 @@ def problems(
 
 def warnings(cfg: RunConfig, *, world_size: int | None, card: ModelCard | None) -> list[str]:
     """Legal choices that are rarely meant, one line each with what they do."""
-    found = [*_skewed_sampling(cfg), *_idle_parts(cfg), *_short_run(cfg)]
+    found = [*algorithm_warnings(cfg), *_short_run(cfg)]
     if world_size is not None and world_size % cfg.rollout.tensor == 0:
         num_engines = world_size // cfg.rollout.tensor
         if cfg.rollout.prompts_per_step < num_engines:
@@ -175,12 +177,17 @@ def _shares(cfg: RunConfig, *, num_replicas: int) -> Iterator[str]:
 
 
 def _batch(cfg: RunConfig) -> Iterator[str]:
-    samples = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
-    parts = cfg.train.mini_batches
+    prompts, parts = cfg.rollout.prompts_per_step, cfg.train.mini_batches
+    samples = prompts * cfg.rollout.samples_per_prompt
     if samples % parts:
         yield (
             f"train.mini_batches: {parts} does not divide rollout.prompts_per_step x rollout.samples_per_prompt "
             f"({samples}); use {divisors(samples)}"
+        )
+    elif cfg.train.split == "group" and prompts % parts:
+        yield (
+            f"train.mini_batches: {parts} does not divide rollout.prompts_per_step ({prompts}), and answers to a "
+            f"prompt stay together; use {divisors(prompts)}, or train.split: sample"
         )
 
 
@@ -197,21 +204,6 @@ def _lengths(cfg: RunConfig) -> Iterator[str]:
             f"rollout.max_total_tokens: a KV cache of {cache} tokens does not hold one sample "
             f"(data.max_prompt_tokens + rollout.max_new_tokens); use at least {needed}, or null"
         )
-
-
-def _algorithm(cfg: RunConfig) -> Iterator[str]:
-    if cfg.algorithm.advantage == "grpo" and cfg.rollout.samples_per_prompt < 2:
-        yield (
-            "rollout.samples_per_prompt: 1 leaves algorithm.advantage 'grpo' no group to compare with (every advantage "
-            "would be 0); use at least 2"
-        )
-    if cfg.trains_critic:
-        return
-    why = f"but algorithm.advantage '{cfg.algorithm.advantage}' trains no critic; remove it, or use 'gae'"
-    if cfg.critic.warmup_steps:
-        yield f"critic.warmup_steps: {cfg.critic.warmup_steps} is given, {why}"
-    if cfg.critic.path is not None:
-        yield f"critic.path: {cfg.critic.path} is given, {why}"
 
 
 def _optimizers(cfg: RunConfig) -> dict[str, OptimizerConfig]:
@@ -243,13 +235,6 @@ def _short_run(cfg: RunConfig) -> Iterator[str]:
                 f"{where}.warmup_steps: the run's {num_updates} optimizer steps (train.steps x train.epochs x "
                 f"train.mini_batches) end before these {optimizer.warmup_steps}, below the peak learning rate"
             )
-
-
-def _sampling(cfg: RunConfig) -> Iterator[str]:
-    if cfg.rollout.top_k != -1 and cfg.rollout.top_k < 1:
-        yield f"rollout.top_k: {cfg.rollout.top_k} is not allowed; use at least 1, or -1 to turn it off"
-    if any(token < 0 for token in cfg.rollout.stop_token_ids):
-        yield f"rollout.stop_token_ids: {list(cfg.rollout.stop_token_ids)} holds a negative id"
 
 
 def _critic(cfg: RunConfig, card: ModelCard, critic_card: ModelCard) -> Iterator[str]:
@@ -294,36 +279,6 @@ def _value_at(cfg: RunConfig, key: str) -> str:
         value = getattr(value, part)
     assert isinstance(value, str), f"{key} does not hold a name"
     return value
-
-
-def _skewed_sampling(cfg: RunConfig) -> Iterator[str]:
-    for name, value, off in (("top_p", cfg.rollout.top_p, 1.0), ("top_k", cfg.rollout.top_k, -1)):
-        if value != off:
-            yield (
-                f"rollout.{name}: {value} cuts the distribution that answers are drawn from, while the learner's "
-                f"log-probabilities are those of the whole one: the policy ratio is biased; {off:g} turns it off"
-            )
-
-
-def _idle_parts(cfg: RunConfig) -> Iterator[str]:
-    kl = cfg.algorithm.kl
-    if kl.where != "none" and kl.coef == 0:
-        yield (
-            f"algorithm.kl.coef: 0 with algorithm.kl.where '{kl.where}': the reference model is built and scored at "
-            "every step, and only reports the divergence"
-        )
-    if kl.where == "loss" and kl.estimator == "k1":
-        yield (
-            "algorithm.kl.estimator: 'k1' in the loss reports the divergence without pulling to the reference (the "
-            "expectation of its gradient is 0); 'k2' and 'k3' pull"
-        )
-    if cfg.eval.every and not cfg.eval.sets:
-        yield f"eval.every: {cfg.eval.every} has no effect without eval.sets"
-    if cfg.algorithm.clip_low > cfg.algorithm.clip_high:
-        yield (
-            f"algorithm.clip_low: {cfg.algorithm.clip_low:g} is wider than algorithm.clip_high "
-            f"({cfg.algorithm.clip_high:g}), which lets probabilities fall faster than they rise"
-        )
 
 
 def _engine_parts(cfg: RunConfig) -> Iterator[str]:

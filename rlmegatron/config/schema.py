@@ -1,27 +1,24 @@
 """The configuration of a run: one frozen, strict record per section, one sentence under every field.
 
 In: plain values from YAML. Out: `RunConfig`. Must never import torch or any other package of ours; rules that span
-sections live in `rules.py`.
+sections live in `rules.py`, the section `algorithm` in `algorithm.py`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Many = Field(default=(), strict=False)
-
-
-class Section(BaseModel):
-    """Frozen, strict, and closed: an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+from rlmegatron.config.algorithm import AlgorithmConfig
+from rlmegatron.config.section import (
+    Many,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 
 
 class ModelConfig(Section):
@@ -100,7 +97,23 @@ class CriticConfig(Section):
     epochs: Positive | None = None
     """Passes of the critic over a rollout batch; None means train.epochs."""
     path: str | None = None
-    """Directory, of either kind, that the critic's body starts from; None: model.path. Its value head starts at 0."""
+    """Directory, of either kind, that the critic starts from; None: model.path. Its value head is that of a reward
+    model (Hugging Face's sequence classification with one label) where the directory holds one, else it starts at 0."""
+    normalize_returns: bool = False
+    """Fit the critic to returns of mean 0 and standard deviation 1 (running over the run); values are scaled back."""
+
+
+class DynamicSamplingConfig(Section):
+    """DAPO's dynamic sampling: draw prompts until enough of them have answers that differ in reward."""
+
+    enabled: bool = False
+    """Learn only from prompts whose answers differ; others are replaced by further prompts before the update."""
+    by: str = "reward"
+    """What must differ within a group: 'reward', or the name of one of the reward's parts."""
+    max_prompts_ratio: Annotated[int, Field(gt=1)] = 10
+    """Budget: most prompts tried in a step, as a multiple of rollout.prompts_per_step."""
+    on_shortage: Literal["stop", "train"] = "stop"
+    """When the budget is spent: save and stop the run with a report, or learn from the prompts found so far."""
 
 
 class RolloutConfig(Section):
@@ -112,8 +125,8 @@ class RolloutConfig(Section):
     """Answers sampled per prompt (the group of GRPO)."""
     max_new_tokens: Positive = 1024
     """Longest answer in tokens, EOS included; a longer one is cut and its finish reason is 'length'."""
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature; the learner's log-probabilities use the same."""
+    temperature: NonNegativeFloat = 1.0
+    """Sampling temperature, above 0; the learner's log-probabilities use the same."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling bound; 1 turns it off."""
     top_k: int = -1
@@ -144,7 +157,9 @@ class RolloutConfig(Section):
     """How often a request that failed for a transient reason is sent again."""
     on_engine_death: Literal["stop", "restart"] = "stop"
     """When an engine dies: stop the run, or restart it once, publish the weights again and go on."""
-    engine_args: Annotated[dict[str, str | int | float | bool], Field(strict=False)] = {}
+    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    """Draw prompts until enough of them have answers that differ in reward."""
+    engine_args: dict[str, str | int | float | bool] = Field(default={}, strict=False)
     """Further SGLang server arguments, by their Python names (see SGLang's ServerArgs); they override ours."""
 
 
@@ -177,7 +192,7 @@ class RewardConfig(Section):
 
     name: str = "exact_answer"
     """A name from rlmegatron/rewards/table.py, or 'package.module:function'."""
-    args: Annotated[dict[str, str | int | float | bool | None], Field(strict=False)] = {}
+    args: dict[str, str | int | float | bool | None] = Field(default={}, strict=False)
     """Keyword arguments of the reward, checked against its signature at start."""
     timeout_s: PositiveFloat = 30.0
     """Longest time a judgement may take; verifiers of the table that take linear time run without a limit."""
@@ -187,48 +202,10 @@ class RewardConfig(Section):
     """When a reward raises or times out: stop and name the sample, or give it error_score and count it."""
     error_score: float = 0.0
     """Reward of a sample whose judgement failed, when on_error is 'score'."""
-
-
-class KLConfig(Section):
-    """The pull towards the reference model."""
-
-    where: Literal["none", "reward", "loss"] = "none"
-    """Charge the divergence per token in the reward, add its mean to the loss, or leave it (and the reference) out."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Per-token estimator (Schulman 2020): k1 = logp - ref_logp, k2 = its square / 2, k3 = exp(-k1) - 1 + k1."""
-    coef: NonNegativeFloat = 0.001
-    """Weight of the divergence."""
-
-
-class AlgorithmConfig(Section):
-    """How rewards become gradients; names come from rlmegatron/algorithms/table.py or are 'package.module:function'."""
-
-    advantage: str = "grpo"
-    """Advantage estimator: 'grpo' (group-normalised reward) or 'gae' (PPO, trains a critic)."""
-    normalize_std: bool = True
-    """GRPO: divide by the group's standard deviation."""
-    gamma: Fraction = 1.0
-    """GAE: discount per token."""
-    lam: Fraction = 0.95
-    """GAE: bias-variance trade-off."""
-    whiten: bool = True
-    """GAE: give the advantages of the whole batch mean 0 and standard deviation 1."""
-    policy_loss: str = "ppo_clip"
-    """Policy loss."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Lower clip distance of the probability ratio: it is not pushed below 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """Upper clip distance of the probability ratio: it is not pushed above 1 + clip_high."""
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Mean over all tokens of the global mini-batch, or over each sequence first and then over sequences."""
-    entropy_coef: NonNegativeFloat = 0.0
-    """Weight of the entropy bonus."""
-    value_loss: str = "clipped_value"
-    """Value loss of the critic."""
-    value_clip: PositiveFloat | None = 0.2
-    """Largest move of a value from the one before the update that still earns a gradient; None turns clipping off."""
-    kl: KLConfig = KLConfig()
-    """Divergence from the reference model."""
+    clip: Annotated[tuple[float, float], Field(strict=False)] | None = None
+    """Bounds that rewards are cut to before credit is given; metrics and files show them as they were judged."""
+    whiten: bool = False
+    """Give the rewards of a step mean 0 and standard deviation 1, after clipping and before credit is given."""
 
 
 class TrainConfig(Section):
@@ -240,6 +217,11 @@ class TrainConfig(Section):
     """Optimizer steps per pass over a rollout batch."""
     epochs: Positive = 1
     """Passes over a rollout batch."""
+    split: Literal["group", "sample"] = "group"
+    """Mini-batches keep all answers to a prompt together, or deal single answers in an order that the seed decides."""
+    max_kl: PositiveFloat | None = None
+    """End a step's policy updates early, before the optimizer step whose mini-batch shows a mean divergence (k3) from
+    the policy that sampled above this; None never does."""
     micro_batch_tokens: Positive = 16384
     """Tokens of one packed micro-batch (prompt and answer); a single longer sample gets a micro-batch of its own."""
     resume: Literal["auto", "never"] = "auto"
@@ -248,17 +230,39 @@ class TrainConfig(Section):
     """Longest wait in one collective before the job counts as hung."""
 
 
+class MoeConfig(Section):
+    """How a mixture of experts is routed and balanced during reinforcement learning."""
+
+    router_replay: bool = False
+    """The learner sends each token to the experts that the engine chose, in scoring and in the update."""
+    aux_loss_coef: NonNegativeFloat = 0.0
+    """Weight of the sequence-wise balance loss (DeepSeek-V3, eq. 17) in the policy's update; 0 leaves it out."""
+    bias_update_rate: NonNegativeFloat = 0.0
+    """Step by which the routing bias of overloaded experts falls and that of others rises after each optimizer step;
+    0 freezes it."""
+
+
 class EvalConfig(Section):
     """Held-out evaluation; every prompt of every set counts."""
 
-    sets: Annotated[dict[str, str], Field(strict=False)] = {}
+    sets: dict[str, str] = Field(default={}, strict=False)
     """Name to JSONL or Parquet file, with the same columns as the training data."""
     every: NonNegative = 0
     """Steps between evaluations; 0 evaluates only at the start and the end."""
     at_start: bool = True
     """Evaluate before the first step."""
+    greedy: bool = True
+    """Evaluate the most likely answer to every prompt."""
     samples: NonNegative = 0
-    """Sampled answers per prompt at rollout.temperature, besides the greedy one."""
+    """Sampled answers per prompt, n: their mean is avg@n, and pass@k is estimated without bias for k up to n."""
+    pass_at: tuple[Positive, ...] = Many
+    """The k of pass@k; none means the powers of 2 up to `samples`."""
+    temperature: PositiveFloat | None = None
+    """Temperature of sampled answers; None means rollout.temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Nucleus sampling bound of sampled answers; None means rollout.top_p."""
+    max_new_tokens: Positive | None = None
+    """Longest answer; None means rollout.max_new_tokens."""
     accuracy_threshold: float = 0.5
     """An answer whose reward is at least this counts as correct."""
 
@@ -331,6 +335,8 @@ class RunConfig(Section):
     """How rewards become gradients."""
     train: TrainConfig
     """The schedule of updates."""
+    moe: MoeConfig = MoeConfig()
+    """How a mixture of experts is routed and balanced."""
     eval: EvalConfig = EvalConfig()
     """Held-out evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -348,7 +354,7 @@ class RunConfig(Section):
     @property
     def trains_critic(self) -> bool:
         """Whether the advantage needs values."""
-        return self.algorithm.advantage == "gae"
+        return self.algorithm.trains_critic
 
     @property
     def needs_reference(self) -> bool:

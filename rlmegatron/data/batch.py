@@ -20,14 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlmegatron.types import SampleGroup
+from rlmegatron.types import RoutedExperts, SampleGroup
 
-SCORES = ("old_logp", "ref_logp", "values", "advantages", "returns")
+SCORES = ("old_logp", "ref_logp", "values", "advantages", "returns", "importance")
 """Per-token tensors that are added after a batch is assembled."""
 _PER_TOKEN = ("tokens", "loss_mask", "rollout_logp")
 _PER_SAMPLE = ("sample_ids", "group_ids", "rewards")
 NO_ID = -1
 """Sample and group id of a dummy sequence."""
+FREE = -1
+"""In place of an expert: the learner's router chooses for this token."""
 
 
 # N sequences, T tokens of all of them, laid end to end
@@ -59,6 +61,11 @@ class TrainBatch:
     """[T] float32."""
     returns: Tensor | None = None
     """[T] float32: what the critic is fitted to."""
+    importance: Tensor | None = None
+    """[T] float32: what the policy loss of each token is multiplied by, for the engine sampled it, not the learner."""
+
+    routed_experts: Tensor | None = None
+    """[T, layers with experts, top_k] int16: the experts that the engine sent each token to, or FREE in every place."""
 
     def __post_init__(self) -> None:
         num_sequences, num_tokens = self.cu_seqlens.shape[0] - 1, self.tokens.shape[0]
@@ -69,6 +76,11 @@ class TrainBatch:
         for name in (*_PER_TOKEN, *self.score_names):
             shape = tuple(getattr(self, name).shape)
             assert shape == (num_tokens,), f"{name} has shape {shape}, must be ({num_tokens},)"
+        if self.routed_experts is not None:
+            shape = tuple(self.routed_experts.shape)
+            assert len(shape) == 3 and shape[0] == num_tokens, (
+                f"routed_experts has shape {shape}, must be ({num_tokens}, _, _)"
+            )
 
     @property
     def num_sequences(self) -> int:
@@ -101,6 +113,12 @@ class TrainBatch:
         """Which of the added per-token tensors are there."""
         return tuple(name for name in SCORES if getattr(self, name) is not None)
 
+    @property
+    def per_token_names(self) -> tuple[str, ...]:
+        """All tensors that have a row for each token."""
+        routed = () if self.routed_experts is None else ("routed_experts",)
+        return (*_PER_TOKEN, *self.score_names, *routed)
+
     def scores(self, name: str) -> Tensor:
         """[T]: an added per-token tensor that must be there; the error says which are."""
         if name not in self.score_names:
@@ -127,21 +145,23 @@ class TrainBatch:
         cu_seqlens = _cumulated(lengths)
         shift = self.cu_seqlens[:-1].long()[picked] - cu_seqlens[:-1].long()
         gather = torch.arange(int(cu_seqlens[-1]), device=device) + shift.repeat_interleave(lengths)
-        per_token = {name: getattr(self, name)[gather] for name in (*_PER_TOKEN, *self.score_names)}
+        per_token = {name: getattr(self, name)[gather] for name in self.per_token_names}
         per_sample = {name: getattr(self, name)[picked] for name in _PER_SAMPLE}
         return dataclasses.replace(self, cu_seqlens=cu_seqlens, **per_token, **per_sample)
 
     def dummy(self, num_tokens: int) -> Self:
         """One sequence of zeros with nothing to learn from, and the same tensors as this batch: an idle micro-batch."""
-        names = (*_PER_TOKEN, *self.score_names)
-        per_token = {name: getattr(self, name).new_zeros(num_tokens) for name in names}
+        rows = {name: getattr(self, name)[:0] for name in self.per_token_names}
+        per_token = {name: empty.new_zeros(num_tokens, *empty.shape[1:]) for name, empty in rows.items()}
+        if self.routed_experts is not None:
+            per_token["routed_experts"].fill_(FREE)
         ids = {name: getattr(self, name).new_full((1,), NO_ID) for name in ("sample_ids", "group_ids")}
         cu_seqlens = self.cu_seqlens.new_tensor([0, num_tokens])
         return dataclasses.replace(self, cu_seqlens=cu_seqlens, rewards=self.rewards.new_zeros(1), **ids, **per_token)
 
     def to(self, device: torch.device | str) -> Self:
         """The batch on another device."""
-        names = ("cu_seqlens", *_PER_TOKEN, *_PER_SAMPLE, *self.score_names)
+        names = ("cu_seqlens", *_PER_SAMPLE, *self.per_token_names)
         return dataclasses.replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def _check_score(self, name: str, tensor: Tensor) -> None:
@@ -181,20 +201,33 @@ def assemble(groups: Sequence[SampleGroup], *, first_sample_id: int = 0) -> Trai
         sample_ids=torch.arange(first_sample_id, first_sample_id + len(pairs)),
         group_ids=torch.tensor([prompt.id for prompt, _ in pairs], dtype=torch.int64),
         rewards=torch.tensor([sample.reward for _, sample in pairs], dtype=torch.float32),
+        routed_experts=_routed_experts([sample.routed_experts for _, sample in pairs], num_prompt_and_answer.sum(1)),
     )
+
+
+def _routed_experts(of_samples: Sequence[RoutedExperts | None], lengths: np.ndarray) -> Tensor | None:
+    """[T, layers with experts, top_k] int16; the last token of a sequence, which the engine has not read, is FREE."""
+    told = [routed for routed in of_samples if routed is not None]
+    if not told:
+        return None
+    assert len(told) == len(of_samples), f"{len(told)} of {len(of_samples)} samples tell which experts they went to"
+    table = np.full((lengths.sum(), told[0].num_layers, told[0].top_k), FREE, dtype=np.int16)
+    for routed, start, length in zip(told, lengths.cumsum() - lengths, lengths, strict=True):
+        assert routed.num_tokens == length - 1, f"experts of {routed.num_tokens} tokens for a sequence of {length}"
+        chosen = np.frombuffer(routed.data, dtype=np.int16)
+        table[start : start + length - 1] = chosen.reshape(routed.num_tokens, routed.num_layers, routed.top_k)
+    return torch.from_numpy(table)
 
 
 def concat(batches: Sequence[TrainBatch]) -> TrainBatch:
     """The sequences of all batches in order; raises ValueError for no batch, or for batches with different tensors."""
     if not batches:
         raise ValueError("concat needs at least one batch")
-    names = batches[0].score_names
+    names = batches[0].per_token_names
     for batch in batches:
-        if batch.score_names != names:
-            raise ValueError(f"concat: one batch has the scores {names}, another {batch.score_names}")
-    joined = {
-        name: torch.cat([getattr(batch, name) for batch in batches]) for name in (*_PER_TOKEN, *_PER_SAMPLE, *names)
-    }
+        if batch.per_token_names != names:
+            raise ValueError(f"concat: one batch has the tensors {names}, another {batch.per_token_names}")
+    joined = {name: torch.cat([getattr(batch, name) for batch in batches]) for name in (*_PER_SAMPLE, *names)}
     return TrainBatch(cu_seqlens=_cumulated(torch.cat([batch.lengths for batch in batches])), **joined)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from itertools import pairwise
 
 MicroBatch = list[int]
 Plan = list[list[list[MicroBatch]]]
@@ -17,41 +16,39 @@ Plan = list[list[list[MicroBatch]]]
 
 
 def plan_batches(
-    lengths: Sequence[int], *, num_mini_batches: int, dp_size: int, max_tokens: int, micro_batch_multiple: int = 1
+    lengths: Sequence[int],
+    mini_batches: Sequence[Sequence[int]],
+    *,
+    dp_size: int,
+    max_tokens: int,
+    micro_batch_multiple: int = 1,
 ) -> Plan:
-    """Cut samples into mini-batches, and each into micro-batches balanced by tokens over the data-parallel ranks.
+    """Cut each mini-batch into micro-batches that are balanced by tokens over the data-parallel ranks.
 
     lengths: tokens of each sample (prompt and answer), in the order of the batch; N samples.
-    num_mini_batches: M; mini-batch k holds the samples from k*N//M up to (k+1)*N//M.
+    mini_batches: the samples of each, from `mini_batches.py`.
     max_tokens: bound on the tokens of a micro-batch; a longer sample gets a micro-batch of its own.
     micro_batch_multiple: the number of micro-batches per rank is a multiple of this (for interleaved pipelines).
 
-    Every sample occurs once. Within a mini-batch every rank has the same number of micro-batches, about the smallest
-    that fits, the largest first, and micro-batch j is of similar size on every rank. Micro-batches are empty only where
-    a mini-batch has fewer samples than micro-batches; a mini-batch without samples has none. Indices ascend in each.
-    Raises ValueError for counts below 1 and negative lengths.
+    Every sample of a mini-batch occurs once in it. Within a mini-batch every rank has the same number of micro-batches,
+    about the smallest that fits, the largest first, and micro-batch j is of similar size on every rank. Micro-batches
+    are empty only where a mini-batch has fewer samples than micro-batches; a mini-batch without samples has none.
+    Indices ascend in each. Raises ValueError for counts below 1 and negative lengths.
     """
-    counts = {
-        "num_mini_batches": num_mini_batches,
-        "dp_size": dp_size,
-        "max_tokens": max_tokens,
-        "micro_batch_multiple": micro_batch_multiple,
-    }
+    counts = {"dp_size": dp_size, "max_tokens": max_tokens, "micro_batch_multiple": micro_batch_multiple}
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"plan_batches: {name} is {count}, must be at least 1")
     if any(length < 0 for length in lengths):
         raise ValueError(f"plan_batches: a length is negative ({min(lengths)})")
-    num_samples = len(lengths)
-    cuts = [index * num_samples // num_mini_batches for index in range(num_mini_batches + 1)]
     plan = []
-    for start, end in pairwise(cuts):
-        bins = _fill(lengths, range(start, end), max_tokens=max_tokens, step=dp_size * micro_batch_multiple)
+    for members in mini_batches:
+        bins = _fill(lengths, members, max_tokens=max_tokens, step=dp_size * micro_batch_multiple)
         plan.append(_deal(lengths, bins, dp_size=dp_size))
     return plan
 
 
-def _fill(lengths: Sequence[int], samples: range, *, max_tokens: int, step: int) -> list[MicroBatch]:
+def _fill(lengths: Sequence[int], samples: Sequence[int], *, max_tokens: int, step: int) -> list[MicroBatch]:
     """Bins of even load, a multiple of `step` in number, none above max_tokens unless it holds one sample."""
     if not samples:
         return []

@@ -7,6 +7,7 @@ PP rank, or a step report. The reference model is a policy that is never updated
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
@@ -47,8 +48,12 @@ class Policy:
         objective: PolicyObjective,
         *,
         denominator: float,
+        veto: Callable[[list[Any]], bool] | None = None,
     ) -> StepReport:
-        """One optimizer step on objective / denominator, where the denominator counts over all DP ranks."""
+        """One optimizer step on objective / denominator, where the denominator counts over all DP ranks.
+
+        veto: see `Training.step`.
+        """
         assert self.training is not None, "a reference model is never updated"
         parts = [part.to(self.model.device) for part in select_all(batch, micro_batches)]
 
@@ -59,7 +64,7 @@ class Policy:
             term = objective(parts[index], packed.spread(logp), packed.spread(entropy))
             return term.total / denominator, dict(term.stats)
 
-        return self.training.step(parts, on_output)
+        return self.training.step(parts, on_output, veto=veto)
 
     def _scores(self, packed: PackedInputs, chunk: HiddenStatesModel, hidden: Tensor) -> tuple[Tensor, Tensor]:
         topology, settings = self.model.topology, self.model.settings

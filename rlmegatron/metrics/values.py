@@ -213,10 +213,11 @@ class ExplainedVariance:
 
 def from_parts(reduction: str, parts: Sequence[float]) -> Metric:
     """The metric of a loss statistic: `reduction` and `parts` as an algorithm's Stat holds them, as plain floats."""
-    kinds: dict[str, type[Sum] | type[Mean] | type[Max] | type[ExplainedVariance]] = {
+    kinds: dict[str, type[Sum] | type[Mean] | type[Max] | type[Min] | type[ExplainedVariance]] = {
         "sum": Sum,
         "mean": Mean,
         "max": Max,
+        "min": Min,
         "explained_variance": ExplainedVariance,
     }
     assert reduction in kinds, f"no metric for reduction {reduction!r}; there are {', '.join(kinds)}"

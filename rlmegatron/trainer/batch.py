@@ -7,7 +7,8 @@ samples alone. Every rank computes the same plan from the same facts; tokens tra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,7 @@ class SampleFacts:
     num_prompt_tokens: int
     num_answer_tokens: int
     reward: float
+    greedy_reward: float
     cut_off: bool
     parts: tuple[tuple[str, float], ...]
 
@@ -41,10 +43,12 @@ class SampleFacts:
 class StepBatch:
     """N samples of all ranks in one order, and of them this data-parallel rank's own as `local`.
 
+    `dropped` are samples that were drawn but count nowhere: they are in no tensor and have no number.
     `mini_batches[m]` are micro-batches, each a list of positions in `local`; `own` are the global numbers of `local`.
     """
 
     facts: Sequence[SampleFacts]
+    dropped: Sequence[SampleFacts]
     local: TrainBatch
     own: Sequence[int]
     mini_batches: Sequence[Sequence[Sequence[int]]]
@@ -57,12 +61,27 @@ class StepBatch:
     @property
     def group_ids(self) -> Tensor:
         """[N] int64."""
-        return torch.tensor([sample.prompt_id for sample in self.facts])
+        return torch.tensor([sample.prompt_id for sample in self.facts], dtype=torch.int64)
 
     @property
     def rewards(self) -> Tensor:
         """[N] float64."""
         return torch.tensor([sample.reward for sample in self.facts], dtype=torch.float64)
+
+    @property
+    def greedy_rewards(self) -> Tensor:
+        """[N] float64: reward of the most likely answer to the sample's prompt, NaN where nobody asked for it."""
+        return torch.tensor([sample.greedy_reward for sample in self.facts], dtype=torch.float64)
+
+    @property
+    def answer_lengths(self) -> Tensor:
+        """[N] int64, tokens."""
+        return torch.tensor([sample.num_answer_tokens for sample in self.facts], dtype=torch.int64)
+
+    @property
+    def own_numbers(self) -> Tensor:
+        """[number of local samples] int64."""
+        return torch.tensor(self.own, dtype=torch.int64)
 
     def with_local(self, local: TrainBatch) -> StepBatch:
         """The same samples with more tensors."""
@@ -74,17 +93,19 @@ def build_step_batch(
     groups: Sequence[SampleGroup],
     *,
     dp_ranks: Sequence[int],
-    num_mini_batches: int,
+    split: Callable[[Sequence[SampleFacts]], list[list[int]]],
+    drop_cut_off: bool,
     max_tokens: int,
     micro_batch_multiple: int,
     device: torch.device,
 ) -> StepBatch:
-    """Collective. `dp_ranks[r]` is the data-parallel rank of world rank r."""
+    """Collective. `dp_ranks[r]` is the data-parallel rank of world rank r; `split` cuts samples into mini-batches."""
     mine = {(group.prompt.id, sample.index): (group, sample) for group in groups for sample in group.samples}
-    facts = sorted(fact for held in world.gather(_facts(groups)) for fact in held)
+    drawn = sorted(fact for held in world.gather(_facts(groups)) for fact in held)
+    facts = [fact for fact in drawn if not (drop_cut_off and fact.cut_off)]
     plan = plan_batches(
         [fact.num_tokens for fact in facts],
-        num_mini_batches=num_mini_batches,
+        split(facts),
         dp_size=max(dp_ranks) + 1,
         max_tokens=max_tokens,
         micro_batch_multiple=micro_batch_multiple,
@@ -101,7 +122,8 @@ def build_step_batch(
     local = dataclasses.replace(local, sample_ids=torch.tensor(own, dtype=torch.int64)).to(device)
     place = {number: position for position, number in enumerate(own)}
     mini_batches = [[[place[n] for n in micro] for micro in mini[dp_ranks[world.rank]]] for mini in plan]
-    return StepBatch(facts, local, own, mini_batches)
+    dropped = [fact for fact in drawn if drop_cut_off and fact.cut_off]
+    return StepBatch(facts, dropped, local, own, mini_batches)
 
 
 def _facts(groups: Sequence[SampleGroup]) -> list[SampleFacts]:
@@ -111,7 +133,8 @@ def _facts(groups: Sequence[SampleGroup]) -> list[SampleFacts]:
             index=sample.index,
             num_prompt_tokens=len(group.prompt.token_ids),
             num_answer_tokens=len(sample.token_ids),
-            reward=float("nan") if sample.reward is None else sample.reward,
+            reward=math.nan if sample.reward is None else sample.reward,
+            greedy_reward=math.nan if group.greedy_reward is None else group.greedy_reward,
             cut_off=sample.finish_reason != "stop",
             parts=tuple(sample.reward_parts.items()),
         )

@@ -5,11 +5,12 @@ In: the prompts of a step, the same on every rank. Out: judged groups on the lea
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlmegatron.config.schema import RolloutConfig
+from rlmegatron.config.schema import EvalConfig, RolloutConfig
 from rlmegatron.distributed.world import World
 from rlmegatron.rewards.judge import Judge
 from rlmegatron.rollout.api import EngineDied, GenerationRequest, SamplingConfig
@@ -56,6 +57,15 @@ class Rollout:
     def greedy_sampling(self) -> SamplingConfig:
         """The most likely answer."""
         return SamplingConfig(0.0, self.config.max_new_tokens, stop_token_ids=self.config.stop_token_ids)
+
+    def eval_sampling(self, config: EvalConfig, *, greedy: bool) -> SamplingConfig:
+        """How answers to held-out prompts are drawn; what `config` leaves open is as in training."""
+        sampling = self.greedy_sampling()
+        if not greedy:
+            training = self.training_sampling()
+            temperature, top_p = config.temperature or training.temperature, config.top_p or training.top_p
+            sampling = dataclasses.replace(training, temperature=temperature, top_p=top_p)
+        return dataclasses.replace(sampling, max_new_tokens=config.max_new_tokens or sampling.max_new_tokens)
 
 
 class EnginesDied(Exception):

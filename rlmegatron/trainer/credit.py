@@ -6,7 +6,10 @@ is the same however the samples are spread over ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +17,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlmegatron.algorithms.divergence import divergence
+from rlmegatron.algorithms.importance import importance_weights
+from rlmegatron.algorithms.loss_term import Stat
 from rlmegatron.algorithms.ragged import broadcast_to_tokens
+from rlmegatron.algorithms.reward_shaping import shape_rewards
 from rlmegatron.algorithms.table import PER_SAMPLE, Piece
 from rlmegatron.algorithms.token_rewards import token_rewards
 from rlmegatron.algorithms.whitening import masked_moments, mean_and_variance, whiten
-from rlmegatron.config.schema import AlgorithmConfig
+from rlmegatron.config.algorithm import AlgorithmConfig
+from rlmegatron.config.schema import RewardConfig
 from rlmegatron.data.batch import TrainBatch
 from rlmegatron.learner.learner import Learner
+from rlmegatron.trainer.adapted import Adapted
 from rlmegatron.trainer.batch import StepBatch
 
 
@@ -36,62 +44,124 @@ def add_scores(learner: Learner, batch: StepBatch) -> tuple[StepBatch, Tensor]:
     return batch.with_local(batch.local.with_tensors(**scores)), entropy
 
 
-def add_advantages(
-    batch: StepBatch,
-    piece: Piece,
-    config: AlgorithmConfig,
-    *,
-    group: dist.ProcessGroup,
-    collect: Callable[[Any], list[Any]],
-) -> StepBatch:
-    """Collective over the data-parallel `group`; `collect` gathers a Python object from every rank of the world."""
-    local = batch.local
-    kl = _charged_kl(local, config)
-    if piece.form.name == PER_SAMPLE:
-        totals = _reward_totals(batch, kl, config, collect)
-        per_sample = piece(rewards=totals, group_ids=batch.group_ids, normalize_std=config.normalize_std)
-        own = per_sample[torch.tensor(batch.own, dtype=torch.int64)].float().to(local.tokens.device)
-        advantages = broadcast_to_tokens(own, local.cu_seqlens, local.loss_mask)
-        return batch.with_local(local.with_tensors(advantages=advantages))
-    offered = {
-        "token_rewards": _token_rewards(local, kl, config),
-        "mask": local.loss_mask,
-        "cu_seqlens": local.cu_seqlens,
-        "gamma": config.gamma,
-        "lam": config.lam,
-    }
-    if local.values is not None:
-        offered["values"] = local.values
-    advantages, returns = piece(**offered)
-    if config.whiten:
-        moments = masked_moments(advantages, local.loss_mask)
-        dist.all_reduce(moments, group=group)
-        mean, var = mean_and_variance(moments)
-        advantages = whiten(advantages, local.loss_mask, mean=mean, var=var)
-    return batch.with_local(local.with_tensors(advantages=advantages, returns=returns))
+@dataclass(frozen=True)
+class Credit:
+    """How rewards become advantages: the estimator, its settings, and who takes part.
+
+    `group` is the data-parallel group; `collect` gathers a Python object from every rank of the world.
+    """
+
+    piece: Piece
+    config: AlgorithmConfig
+    reward: RewardConfig
+    adapted: Adapted
+    group: dist.ProcessGroup
+    collect: Callable[[Any], list[Any]]
+
+    def assign(self, batch: StepBatch) -> tuple[StepBatch, Mapping[str, Stat]]:
+        """Collective; the batch with advantages, returns and importance weights, and statistics of this rank's part."""
+        _refuse_unjudged(batch)
+        rewards = self._shaped(batch.rewards)
+        own = rewards[batch.own_numbers].float().to(batch.local.rewards.device)
+        batch = batch.with_local(dataclasses.replace(batch.local, rewards=own))
+        kl = self._charged_kl(batch.local)
+        advantages, returns = (
+            self._per_sample(batch, rewards, kl)
+            if self.piece.form.name == PER_SAMPLE
+            else self._per_token(batch.local, kl)
+        )
+        if self.config.whitens:
+            moments = self._moments(advantages, batch.local.loss_mask)
+            mean, var = mean_and_variance(moments)
+            advantages = whiten(advantages, batch.local.loss_mask, mean=mean, var=var)
+        scores = {"advantages": advantages, **({} if returns is None else {"returns": returns})}
+        local, stats = self._with_importance(batch.local.with_tensors(**scores))
+        return batch.with_local(local), stats
+
+    def kl_from_reference(self, local: TrainBatch) -> float:
+        """Collective; mean of the configured estimator over all tokens of the step, before its update."""
+        moments = self._moments(self._kl(local), local.loss_mask)
+        return mean_and_variance(moments)[0]
+
+    def _shaped(self, rewards: Tensor) -> Tensor:
+        return shape_rewards(rewards, clip=self.reward.clip, whiten=self.reward.whiten)
+
+    def _per_sample(self, batch: StepBatch, rewards: Tensor, kl: Tensor | None) -> tuple[Tensor, None]:
+        offered = {
+            "rewards": self._less_charged(batch, rewards, kl),
+            "group_ids": batch.group_ids,
+            "lengths": batch.answer_lengths,
+            "normalize_std": self.config.normalize_std,
+        }
+        if "greedy_rewards" in self.piece.inputs:
+            offered["greedy_rewards"] = shape_rewards(batch.greedy_rewards, clip=self.reward.clip, whiten=False)
+        own = self.piece(**offered)[batch.own_numbers].float().to(batch.local.tokens.device)
+        return broadcast_to_tokens(own, batch.local.cu_seqlens, batch.local.loss_mask), None
+
+    def _per_token(self, local: TrainBatch, kl: Tensor | None) -> tuple[Tensor, Tensor]:
+        coef = self.adapted.kl_coef if kl is not None else 0.0
+        offered = {
+            "token_rewards": token_rewards(local.rewards, local.loss_mask, local.cu_seqlens, kl=kl, kl_coef=coef),
+            "mask": local.loss_mask,
+            "cu_seqlens": local.cu_seqlens,
+            "gamma": self.config.gamma,
+            "lam": self.config.lam,
+        }
+        scale = self.adapted.return_scale
+        if local.values is not None:
+            offered["values"] = local.values if scale is None else scale.denormalize(local.values)
+        advantages, returns = self.piece(**offered)
+        if scale is not None:
+            self.adapted.return_scale = scale = scale.update(self._moments(returns, local.loss_mask))
+            returns = scale.normalize(returns)
+        return advantages, returns
+
+    def _moments(self, values: Tensor, mask: Tensor) -> Tensor:
+        """[3] of the whole step."""
+        moments = masked_moments(values, mask)
+        dist.all_reduce(moments, group=self.group)
+        return moments
+
+    def _kl(self, local: TrainBatch) -> Tensor:
+        return divergence(local.scores("old_logp"), local.scores("ref_logp"), self.config.kl.estimator)
+
+    def _charged_kl(self, local: TrainBatch) -> Tensor | None:
+        return self._kl(local) if self.config.kl.where == "reward" else None
+
+    def _less_charged(self, batch: StepBatch, rewards: Tensor, kl: Tensor | None) -> Tensor:
+        """[N] float64: each sample's reward, less its charged divergence."""
+        if kl is None:
+            return rewards
+        local = batch.local
+        charged = torch.zeros(local.num_sequences, dtype=torch.float64, device=kl.device)
+        charged.index_add_(0, local.sequence_index, torch.where(local.loss_mask, kl, 0.0).double())
+        totals = rewards.clone()
+        for part in self.collect(dict(zip(batch.own, charged.tolist(), strict=True))):
+            for number, divergence_of_sample in part.items():
+                totals[number] = rewards[number] - self.adapted.kl_coef * divergence_of_sample
+        return totals
+
+    def _with_importance(self, local: TrainBatch) -> tuple[TrainBatch, Mapping[str, Stat]]:
+        """Weights of the policy loss; tokens that the correction masks out count nowhere from here on."""
+        config = self.config.importance
+        if config.level == "none":
+            return local, {}
+        found = importance_weights(
+            local.scores("old_logp"),
+            local.rollout_logp,
+            local.loss_mask,
+            local.cu_seqlens,
+            level=config.level,
+            mode=config.mode,
+            low=config.low,
+            high=config.high,
+        )
+        weighted = local.with_tensors(importance=found.weights)
+        return dataclasses.replace(weighted, loss_mask=found.kept), found.stats
 
 
-def _charged_kl(local: TrainBatch, config: AlgorithmConfig) -> Tensor | None:
-    if config.kl.where != "reward":
-        return None
-    return divergence(local.scores("old_logp"), local.scores("ref_logp"), config.kl.estimator)
-
-
-def _token_rewards(local: TrainBatch, kl: Tensor | None, config: AlgorithmConfig) -> Tensor:
-    coef = config.kl.coef if kl is not None else 0.0
-    return token_rewards(local.rewards, local.loss_mask, local.cu_seqlens, kl=kl, kl_coef=coef)
-
-
-def _reward_totals(
-    batch: StepBatch, kl: Tensor | None, config: AlgorithmConfig, collect: Callable[[Any], list[Any]]
-) -> Tensor:
-    """[N] float64: each sample's reward, less its charged divergence."""
-    if kl is None:
-        return batch.rewards
-    charged = torch.zeros(batch.local.num_sequences, dtype=torch.float64, device=kl.device)
-    charged.index_add_(0, batch.local.sequence_index, torch.where(batch.local.loss_mask, kl, 0.0).double())
-    totals = batch.rewards
-    for part in collect(dict(zip(batch.own, charged.tolist(), strict=True))):
-        for number, divergence_of_sample in part.items():
-            totals[number] = batch.facts[number].reward - config.kl.coef * divergence_of_sample
-    return totals
+def _refuse_unjudged(batch: StepBatch) -> None:
+    """A reward that is no number would spread to every sample of its group, and by whitening to all."""
+    for sample in batch.facts:
+        if not math.isfinite(sample.reward):
+            raise ValueError(f"reward of sample {sample.index} of prompt {sample.prompt_id} is {sample.reward}")

@@ -1,14 +1,15 @@
-"""Held-out evaluation: every prompt of every set, greedy and, if asked, sampled.
+"""Held-out evaluation: every prompt of every set, greedy and, if asked, several sampled answers each.
 
-In: a run whose engines serve. Out: metrics on rank 0 and the answers as JSONL under eval/. Nothing is dropped: the
-counts are those of the files.
+In: a run whose engines serve. Out: metrics, and the answers as JSONL under eval/. Nothing is dropped: the counts are
+those of the files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlmegatron.rollout.api import SamplingConfig
+from rlmegatron.config.schema import EvalConfig
+from rlmegatron.metrics.evaluation import accuracy_metrics, sampled_metrics
 from rlmegatron.trainer.collect import judge
 from rlmegatron.trainer.hand_over import generate_or_recover
 from rlmegatron.trainer.run import Run
@@ -18,36 +19,43 @@ from rlmegatron.types import Prompt, SampleGroup
 
 def evaluate(run: Run, step: int) -> dict[str, float]:
     """Collective; the metrics of all sets, the same on every rank."""
-    metrics: dict[str, float] = {}
+    config, metrics = run.cfg.eval, dict[str, float]()
     for name, prompts in run.eval_sets.items():
-        metrics |= _evaluate(run, step, name, prompts, run.rollout.greedy_sampling(), kind="greedy", num_samples=1)
-        if run.cfg.eval.samples:
-            sampling = run.rollout.training_sampling()
-            metrics |= _evaluate(run, step, name, prompts, sampling, kind="sampled", num_samples=run.cfg.eval.samples)
+        run.say(f"evaluating {name} after step {step}: {_answers(len(prompts), config)}")
+        if config.greedy:
+            metrics |= _evaluate(run, step, name, prompts, kind="greedy", num_samples=1)
+        if config.samples:
+            metrics |= _evaluate(run, step, name, prompts, kind="sampled", num_samples=config.samples)
     return metrics
 
 
+def _answers(num_prompts: int, config: EvalConfig) -> str:
+    kinds = ["greedy"] * config.greedy + [f"{config.samples} sampled"] * bool(config.samples)
+    return f"{' and '.join(kinds)} answers to each of {num_prompts} prompts"
+
+
 def _evaluate(
-    run: Run, step: int, name: str, prompts: Sequence[Prompt], sampling: SamplingConfig, *, kind: str, num_samples: int
+    run: Run, step: int, name: str, prompts: Sequence[Prompt], *, kind: str, num_samples: int
 ) -> dict[str, float]:
+    sampling = run.rollout.eval_sampling(run.cfg.eval, greedy=kind == "greedy")
     purpose = f"eval/{name}/{kind}"
     groups = generate_or_recover(run, prompts, sampling, num_samples=num_samples, purpose=purpose, version=step)
     groups = to_lead(run, judge(run.world, run.reward, groups))
-    return run.world.lead(lambda: _summary(run, step, name, kind, groups))
+    return run.world.lead(lambda: _summary(run, step, name, kind, prompts, groups))
 
 
-def _summary(run: Run, step: int, name: str, kind: str, groups: Sequence[SampleGroup]) -> dict[str, float]:
-    path = run.directory / "eval" / name / f"step_{step:06d}_{kind}.jsonl"
-    write_samples(path, groups, step=step)
-    samples = [sample for group in groups for sample in group.samples]
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
-    correct = sum(reward >= run.cfg.eval.accuracy_threshold for reward in rewards)
-    return {
-        f"eval/{name}/num_prompts": float(len(groups)),
-        f"eval/{name}/{kind}_accuracy": correct / len(samples),
-        f"eval/{name}/{kind}_reward": sum(rewards) / len(samples),
-        f"eval/{name}/{kind}_length": sum(len(sample.token_ids) for sample in samples) / len(samples),
-    }
+def _summary(
+    run: Run, step: int, name: str, kind: str, prompts: Sequence[Prompt], groups: Sequence[SampleGroup]
+) -> dict[str, float]:
+    assert [group.prompt.id for group in groups] == [prompt.id for prompt in prompts], f"{name}: a prompt was dropped"
+    write_samples(run.directory / "eval" / name / f"step_{step:06d}_{kind}.jsonl", groups, step=step)
+    config = run.cfg.eval
+    found = accuracy_metrics(groups, kind=kind, threshold=config.accuracy_threshold)
+    if kind == "sampled":
+        found |= sampled_metrics(
+            groups, num_samples=config.samples, threshold=config.accuracy_threshold, pass_at=config.pass_at
+        )
+    return {f"eval/{name}/{metric}": value for metric, value in found.items()}
 
 
 def to_lead(run: Run, groups: Sequence[SampleGroup]) -> list[SampleGroup]:

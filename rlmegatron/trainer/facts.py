@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import resource
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from rlmegatron.algorithms.loss_term import Stat
 from rlmegatron.data.batch import TrainBatch
-from rlmegatron.metrics.values import Distribution, Max, Mean, Metric
+from rlmegatron.metrics.values import Distribution, Max, Mean, Metric, from_parts
 from rlmegatron.trainer.batch import SampleFacts
 
 
@@ -24,6 +25,8 @@ def answer_metrics(facts: Sequence[SampleFacts], *, accuracy_threshold: float) -
     for sample in facts:
         for name, value in sample.parts:
             parts[name].append(value)
+    if not facts:
+        return {}
     return {
         "reward/": Distribution.of(rewards),
         "reward/accuracy": Mean.of([float(reward >= accuracy_threshold) for reward in rewards]),
@@ -41,6 +44,11 @@ def agreement_metrics(batch: TrainBatch, entropy: Tensor) -> dict[str, Metric]:
         "rollout/logp_diff_max": Max.of(difference, batch.loss_mask),
         "rollout/entropy": Mean.of(entropy, batch.loss_mask),
     }
+
+
+def stat_metrics(stats: Mapping[str, Stat]) -> dict[str, Metric]:
+    """Statistics of the algorithms as metrics, which know how they are reduced."""
+    return {name: from_parts(stat.reduction, stat.parts.tolist()) for name, stat in stats.items()}
 
 
 def memory_metrics(device: torch.device) -> dict[str, Metric]:

@@ -6,15 +6,19 @@ In: a `Run`. Out: a trained policy, checkpoints, metrics and an export.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import NoReturn
 
+from rlmegatron.data.mini_batches import by_group, by_sample
+from rlmegatron.distributed.world import RankFailure
 from rlmegatron.metrics.log import StepLog
-from rlmegatron.trainer.batch import StepBatch, build_step_batch
-from rlmegatron.trainer.collect import judge
-from rlmegatron.trainer.credit import add_advantages, add_scores
+from rlmegatron.metrics.values import Last, Sum
+from rlmegatron.trainer.act import Shortage, act
+from rlmegatron.trainer.batch import SampleFacts, StepBatch, build_step_batch
+from rlmegatron.trainer.credit import add_scores
 from rlmegatron.trainer.evaluate import evaluate, to_lead
-from rlmegatron.trainer.facts import agreement_metrics, answer_metrics, memory_metrics
+from rlmegatron.trainer.facts import agreement_metrics, answer_metrics, memory_metrics, stat_metrics
 from rlmegatron.trainer.hand_over import (
-    generate_or_recover,
     hand_device_to_engine,
     hand_device_to_learner,
     publish_weights,
@@ -43,35 +47,24 @@ def train(run: Run) -> None:
         step += 1
         started = time.perf_counter()
         log = StepLog(step)
-        with log.timer("rollout"):
-            prompts = world.lead(lambda: run.prompts.take(cfg.rollout.prompts_per_step))  # type: ignore[union-attr]
-            groups = generate_or_recover(
-                run,
-                prompts,
-                run.rollout.training_sampling(),
-                num_samples=cfg.rollout.samples_per_prompt,
-                purpose="train",
-                version=step - 1,
-            )
-        with log.timer("reward"):
-            groups = judge(world, run.reward, groups)
-            _keep_samples(run, groups, step)
+        try:
+            groups = act(run, log, step)
+        except Shortage as shortage:
+            _save_and_stop(run, step - 1, str(shortage))
+        _keep_samples(run, groups, step)
         hand_device_to_learner(run)
-        with log.timer("score"):
-            batch, entropy = add_scores(run.learner, _step_batch(run, groups))
-        with log.timer("credit"):
-            batch = add_advantages(
-                batch, run.advantage, cfg.algorithm, group=run.learner.topology.dp_group, collect=world.gather
-            )
-        with log.timer("update"):
+        batch = step_batch(run, groups, step)
+        if batch.facts:
             _learn(run, batch, log, step)
+        else:
+            run.say(f"step {step}: no answer is left to learn from ({len(batch.dropped)} were cut off and dropped)")
         if _is_due(cfg.checkpoint.every, step) and step < cfg.train.steps:
             with log.timer("save"):
                 save(run, step)
         with log.timer("publish"):
             publish_weights(run, version=step)
             hand_device_to_engine(run)
-        _note(run, batch, entropy, log)
+        _note(run, batch, log)
         _report_step(run, batch, log, started)
         if _is_due(cfg.eval.every, step) and step < cfg.train.steps:
             _report_evaluation(run, step)
@@ -80,14 +73,22 @@ def train(run: Run) -> None:
     _finish(run, step)
 
 
-def _step_batch(run: Run, groups: list[SampleGroup]) -> StepBatch:
-    topology = run.learner.topology
+def step_batch(run: Run, groups: Sequence[SampleGroup], step: int) -> StepBatch:
+    """Collective; the judged groups of all ranks as this rank's part of the step's batch."""
+    topology, train = run.learner.topology, run.cfg.train
+
+    def split(facts: Sequence[SampleFacts]) -> list[list[int]]:
+        if train.split == "sample":
+            return by_sample(len(facts), train.mini_batches, seed=f"{run.cfg.seed}/split/{step}")
+        return by_group([sample.prompt_id for sample in facts], train.mini_batches)
+
     return build_step_batch(
         run.world,
         groups,
         dp_ranks=run.dp_ranks,
-        num_mini_batches=run.cfg.train.mini_batches,
-        max_tokens=run.cfg.train.micro_batch_tokens,
+        split=split,
+        drop_cut_off=run.cfg.algorithm.drop_cut_off,
+        max_tokens=train.micro_batch_tokens,
         # Megatron's interleaved schedule works through micro-batches in rounds of one per stage.
         micro_batch_multiple=topology.pp if topology.vpp > 1 else 1,
         device=run.world.device,
@@ -95,6 +96,26 @@ def _step_batch(run: Run, groups: list[SampleGroup]) -> StepBatch:
 
 
 def _learn(run: Run, batch: StepBatch, log: StepLog, step: int) -> None:
+    """Score, give credit and update on a batch that has samples."""
+    topology = run.learner.topology
+    notes = topology.tp_rank == 0 and topology.pp_rank == 0
+    with log.timer("score"):
+        batch, entropy = add_scores(run.learner, batch)
+    if notes:
+        log.add(agreement_metrics(batch.local, entropy))
+    with log.timer("credit"):
+        batch, stats = run.credit.assign(batch)
+    if notes:
+        log.add(stat_metrics(stats), prefix="importance/")
+    with log.timer("update"):
+        _update(run, batch, log, step)
+    kl = run.cfg.algorithm.kl
+    if kl.target is not None:
+        log.put("actor/kl_coef", Last(run.adapted.kl_coef))
+        run.adapted.adapt_kl(kl, measured=run.credit.kl_from_reference(batch.local), num_samples=len(batch.facts))
+
+
+def _update(run: Run, batch: StepBatch, log: StepLog, step: int) -> None:
     cfg, learner = run.cfg, run.learner
     if learner.critic is not None:
         with log.timer("critic"):
@@ -102,16 +123,18 @@ def _learn(run: Run, batch: StepBatch, log: StepLog, step: int) -> None:
                 log.add(metrics, prefix="critic/")
     if learner.critic is None or step > cfg.critic.warmup_steps:
         with log.timer("actor"):
-            for metrics in update_actor(learner, batch, run.objectives, epochs=cfg.train.epochs):
+            for metrics in update_actor(
+                learner, batch, run.objectives, epochs=cfg.train.epochs, max_kl=cfg.train.max_kl
+            ):
                 log.add(metrics, prefix="actor/")
 
 
-def _note(run: Run, batch: StepBatch, entropy: object, log: StepLog) -> None:
-    topology = run.learner.topology
+def _note(run: Run, batch: StepBatch, log: StepLog) -> None:
     if run.world.is_lead:
-        log.add(answer_metrics(batch.facts, accuracy_threshold=run.cfg.eval.accuracy_threshold))
-    if topology.tp_rank == 0 and topology.pp_rank == 0:
-        log.add(agreement_metrics(batch.local, entropy))  # type: ignore[arg-type]
+        drawn = [*batch.facts, *batch.dropped]
+        log.add(answer_metrics(drawn, accuracy_threshold=run.cfg.eval.accuracy_threshold))
+        if run.cfg.algorithm.drop_cut_off:
+            log.put("response/dropped", Sum(len(batch.dropped)))
     log.add(memory_metrics(run.world.device))
 
 
@@ -123,7 +146,7 @@ def _report_step(run: Run, batch: StepBatch, log: StepLog, started: float) -> No
         assert run.sinks is not None
         metrics = StepLog.merge(payloads)
         seconds = time.perf_counter() - started
-        num_tokens = sum(sample.num_tokens for sample in batch.facts)
+        num_tokens = sum(sample.num_tokens for sample in (*batch.facts, *batch.dropped))
         metrics |= {"time/step": seconds, "perf/tokens_per_s": num_tokens / seconds}
         run.sinks.write(log.step, metrics)
 
@@ -150,6 +173,14 @@ def _keep_samples(run: Run, groups: list[SampleGroup], step: int) -> None:
         kept = to_lead(run, groups[:per_engine])
         path = run.directory / "rollouts" / f"step_{step:06d}.jsonl"
         run.world.lead(lambda: write_samples(path, kept, step=step, limit=limit))
+
+
+def _save_and_stop(run: Run, step: int, report: str) -> NoReturn:
+    """End the run with a report, and lose nothing that was learnt; `step` is the last one done."""
+    hand_device_to_learner(run)
+    if step:
+        save(run, step)
+    raise RankFailure(report)
 
 
 def _finish(run: Run, step: int) -> None:

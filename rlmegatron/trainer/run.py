@@ -19,7 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlmegatron.algorithms.table import Piece, resolve
+from rlmegatron.algorithms.table import resolve
+from rlmegatron.algorithms.value_scale import ReturnScale
 from rlmegatron.checkpoint.directory import CheckpointDirectory
 from rlmegatron.config.load import dump
 from rlmegatron.config.schema import RunConfig
@@ -43,7 +44,9 @@ from rlmegatron.rewards.judge import Judge
 from rlmegatron.rewards.table import resolve as resolve_reward
 from rlmegatron.rollout.placement import engine_cores, engine_of, place_engines
 from rlmegatron.rollout.sglang_engine import EngineSpec, SGLangEngine
+from rlmegatron.trainer.adapted import Adapted
 from rlmegatron.trainer.collect import Rollout
+from rlmegatron.trainer.credit import Credit
 from rlmegatron.trainer.update import Objectives
 from rlmegatron.types import Prompt
 from rlmegatron.weight_sync.build import Engines, build_transport, build_verifier
@@ -66,8 +69,9 @@ class Run:
     stream: TensorStream
     transport: Transport
     verifier: Verifier | None
-    advantage: Piece
+    credit: Credit
     objectives: Objectives
+    adapted: Adapted
     dp_ranks: Sequence[int]
     eval_sets: Mapping[str, Sequence[Prompt]]
     checkpoints: CheckpointDirectory
@@ -80,6 +84,11 @@ class Run:
     def directory(self) -> Path:
         """The run directory."""
         return Path(self.cfg.directory)
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether the advantage compares with the most likely answer."""
+        return "greedy_rewards" in self.credit.piece.inputs
 
     def say(self, line: str) -> None:
         """One line on the console of rank 0."""
@@ -133,7 +142,8 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     reward = world.settle("reward", lambda: _judge(cfg, undo))
     advantage = world.settle("algorithm", lambda: resolve("advantage", cfg.algorithm.advantage))
     needs_critic = "values" in advantage.inputs
-    objectives = world.settle("algorithm", lambda: _objectives(cfg, needs_critic=needs_critic))
+    adapted = Adapted(cfg.algorithm.kl.coef, ReturnScale() if needs_critic and cfg.critic.normalize_returns else None)
+    objectives = world.settle("algorithm", lambda: _objectives(cfg, adapted, needs_critic=needs_critic))
     checkpoints = CheckpointDirectory(Path(cfg.directory).resolve() / "checkpoints", keep=cfg.checkpoint.keep)
     world.lead(lambda: _check_resume(cfg, checkpoints, needs_critic=needs_critic))
     prompts, eval_sets = _data(cfg, world, tokenizer)
@@ -158,8 +168,9 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
         stream=stream,
         transport=transport,
         verifier=verifier,
-        advantage=advantage,
+        credit=Credit(advantage, cfg.algorithm, cfg.reward, adapted, learner.topology.dp_group, world.gather),
         objectives=objectives,
+        adapted=adapted,
         dp_ranks=world.gather(learner.topology.dp_rank),
         eval_sets=eval_sets,
         checkpoints=checkpoints,
@@ -340,6 +351,7 @@ def _weight_sync(
     return transport, verifier
 
 
-def _objectives(cfg: RunConfig, *, needs_critic: bool) -> Objectives:
+def _objectives(cfg: RunConfig, adapted: Adapted, *, needs_critic: bool) -> Objectives:
     value_loss = resolve("value_loss", cfg.algorithm.value_loss) if needs_critic else None
-    return Objectives(cfg.algorithm, resolve("policy_loss", cfg.algorithm.policy_loss), value_loss)
+    constant = cfg.algorithm.aggregation_constant or float(cfg.rollout.max_new_tokens)
+    return Objectives(cfg.algorithm, adapted, constant, resolve("policy_loss", cfg.algorithm.policy_loss), value_loss)

@@ -41,6 +41,7 @@ def restore(run: Run) -> int:
     if world.is_lead:
         assert run.prompts is not None
         run.prompts.load_state(state["prompts"])
+    run.adapted.load_state(state["adapted"], run.cfg.algorithm.kl)
     world.settle("resume", lambda: _restore_rng(run, state, step))
     return step
 
@@ -85,6 +86,7 @@ def _plain_state(run: Run, step: int, rngs: list[dict[str, Any]]) -> dict[str, A
         "distributed_optimizer": run.cfg.parallel.distributed_optimizer,
         "prompts": run.prompts.state(),
         "optimizer_steps": {name: training.schedule.num_steps for name, (_, training) in run.learner.trainings.items()},
+        "adapted": run.adapted.state(),
         "rng": rngs,
     }
 

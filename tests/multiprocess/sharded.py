@@ -72,17 +72,18 @@ def training(model: ShardedModel, *, lr: float = LR, distributed_optimizer: bool
     return Training(model, config, num_steps=10, distributed_optimizer=distributed_optimizer)
 
 
-def policy(directory: str, topology: Topology, **settings: Any) -> Policy:
+def policy(directory: str, topology: Topology, *, distributed_optimizer: bool = True, **settings: Any) -> Policy:
     model = sharded_model(HiddenStatesModel, directory, topology, **settings)
-    return Policy(model, temperature=TEMPERATURE, training=training(model))
+    learns = training(model, distributed_optimizer=distributed_optimizer)
+    return Policy(model, temperature=TEMPERATURE, training=learns)
 
 
-def critic(directory: str, topology: Topology, **settings: Any) -> Critic:
+def critic(directory: str, topology: Topology, *, distributed_optimizer: bool = True, **settings: Any) -> Critic:
     model = sharded_model(ValueModel, directory, topology, **settings)
     for chunk in model.chunks:
         if hasattr(chunk, "value_head"):
             chunk.value_head.weight.data.copy_(value_head())
-    return Critic(model, training(model))
+    return Critic(model, training(model, distributed_optimizer=distributed_optimizer))
 
 
 def own_samples(topology: Topology) -> range:

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from rlmegatron.learner.micro_batch import PackedInputs, pack_all
 from rlmegatron.learner.model import select_all
-from rlmegatron.trainer.batch import StepBatch, build_step_batch
+from rlmegatron.trainer.batch import StepBatch
 from rlmegatron.trainer.collect import generate, judge
-from rlmegatron.trainer.credit import add_advantages, add_scores
+from rlmegatron.trainer.credit import add_scores
+from rlmegatron.trainer.online import step_batch
 from rlmegatron.trainer.run import Run
 from rlmegatron.trainer.update import update_actor
 from rlmegatron.types import Prompt, SampleGroup
@@ -50,18 +51,8 @@ def answers_to(run: Run, prompts: Sequence[Prompt]) -> list[SampleGroup]:
 
 def scored_batch(run: Run, groups: Sequence[SampleGroup]) -> StepBatch:
     """The batch of one step as the loop makes it, on a run whose learner holds the device."""
-    topology, cfg = run.learner.topology, run.cfg
-    batch = build_step_batch(
-        run.world,
-        groups,
-        dp_ranks=run.dp_ranks,
-        num_mini_batches=cfg.train.mini_batches,
-        max_tokens=cfg.train.micro_batch_tokens,
-        micro_batch_multiple=topology.pp if topology.vpp > 1 else 1,
-        device=run.world.device,
-    )
-    batch, _ = add_scores(run.learner, batch)
-    return add_advantages(batch, run.advantage, cfg.algorithm, group=topology.dp_group, collect=run.world.gather)
+    batch, _ = add_scores(run.learner, step_batch(run, groups, step=1))
+    return run.credit.assign(batch)[0]
 
 
 class Updates:

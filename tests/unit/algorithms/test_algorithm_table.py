@@ -88,8 +88,8 @@ def test_a_signature_that_does_not_fit_is_refused(user_module, source, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ppo_clp", "unknown name; did you mean 'ppo_clip'? Use ppo_clip, or 'package.module:function'"),
-        ("my.module", "unknown name. Use ppo_clip"),
+        ("ppo_clp", "unknown name; did you mean 'ppo_clip'? Use cispo, gspo, ppo_clip, reinforce, or 'package.module:function'"),
+        ("my.module", "unknown name. Use cispo"),
         (":f", "unknown name"),
         ("a b:f", "unknown name"),
         ("no_such_module_here:f", "cannot import 'no_such_module_here'"),

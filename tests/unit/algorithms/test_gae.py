@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -66,13 +67,51 @@ def test_with_gamma_and_lambda_one_the_return_is_the_reward_to_come():
 
 def test_neighbouring_sequences_and_the_prompt_do_not_leak():
     """A NaN anywhere but in the sequence itself must not reach it, nor one at a token that does not count."""
-    rewards = torch.tensor([math.nan, 0.0, 1.0, math.nan, 0.0])
+    rewards = torch.tensor([math.nan, 0.0, 1.0, 0.0, math.nan])
     values = torch.tensor([math.nan, 0.5, 0.25, math.nan, 0.0])
     mask = torch.tensor([False, True, True, True, False])
     advantages, returns = gae(rewards, values, mask, torch.tensor([0, 3, 5]), gamma=1.0, lam=0.5)
     assert advantages[:3].tolist() == [0.0, 0.125, 0.75]
     assert returns[:3].tolist() == [0.0, 0.625, 1.0]
     assert math.isnan(advantages[3]) and advantages[4] == 0.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_counted_reward_that_is_no_number_is_named(bad):
+    rewards, values = torch.tensor([bad, 0.0, bad, 0.0]), torch.zeros(4)
+    mask = torch.tensor([False, True, True, True])
+    with pytest.raises(ValueError, match=rf"reward of token 2 \(sequence 1\) is {bad}"):
+        gae(rewards, values, mask, torch.tensor([0, 2, 4]), gamma=1.0, lam=1.0)
+
+
+def test_an_answer_of_200_000_tokens_is_as_exact_as_a_loop_in_float64():
+    rng = torch.Generator().manual_seed(7)
+    rewards, values = (torch.randn(200_000, generator=rng, dtype=torch.float64) for _ in range(2))
+    every = torch.ones(200_000, dtype=torch.bool)
+    advantages, _ = gae(rewards, values, every, torch.tensor([0, 200_000]), gamma=1.0, lam=0.9999)
+    expected = padded_gae(rewards.tolist(), values.tolist(), 1.0, 0.9999)
+    np.testing.assert_allclose(advantages.numpy(), expected, rtol=0, atol=1e-9)
+
+
+def test_a_sequence_gets_the_same_bits_alone_and_in_company():
+    rng = torch.Generator().manual_seed(8)
+    rewards, values = (torch.randn(1060, generator=rng) for _ in range(2))
+    mask, cu_seqlens = torch.rand(1060, generator=rng) < 0.8, torch.tensor([0, 17, 57, 60, 1060])
+    packed, _ = gae(rewards, values, mask, cu_seqlens, gamma=0.99, lam=0.95)
+    for start, end in pairwise(cu_seqlens.tolist()):
+        part = slice(start, end)
+        bounds = torch.tensor([0, end - start])
+        assert torch.equal(gae(rewards[part], values[part], mask[part], bounds, gamma=0.99, lam=0.95)[0], packed[part])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_low_precision_rounds_once_at_the_end(dtype):
+    rng = torch.Generator().manual_seed(9)
+    rewards, values = (torch.randn(90, generator=rng).to(dtype) for _ in range(2))
+    every, cu_seqlens = torch.ones(90, dtype=torch.bool), torch.tensor([0, 60, 60, 90])
+    low = gae(rewards, values, every, cu_seqlens, gamma=0.99, lam=0.95)
+    exact = gae(rewards.double(), values.double(), every, cu_seqlens, gamma=0.99, lam=0.95)
+    assert all(torch.equal(a, b.to(dtype)) for a, b in zip(low, exact, strict=True))
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0], [3]])

@@ -52,3 +52,22 @@ def test_a_coefficient_without_a_divergence_is_refused():
 def test_one_reward_per_sequence():
     with pytest.raises(ValueError, match="rewards has 2 entries, but cu_seqlens delimits 1"):
         token_rewards(torch.ones(2), torch.ones(1, dtype=torch.bool), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_is_named(bad):
+    mask, cu_seqlens = torch.tensor([True, False, True]), torch.tensor([0, 2, 3])
+    with pytest.raises(ValueError, match=f"reward of sample 1 is {bad}"):
+        token_rewards(torch.tensor([0.0, bad]), mask, cu_seqlens)
+
+
+def test_half_precision_rounds_once_at_the_end():
+    rewards, kl = torch.tensor([1.0]).bfloat16(), torch.tensor([0.013, 0.777])
+    mask, cu_seqlens = torch.ones(2, dtype=torch.bool), torch.tensor([0, 2])
+    out = token_rewards(rewards, mask, cu_seqlens, kl=kl, kl_coef=0.3)
+    exact = torch.tensor([-0.3 * float(kl[0]), 1 - 0.3 * float(kl[1])], dtype=torch.float64)
+    assert torch.equal(out, exact.bfloat16())
+
+
+def test_no_sequences_have_no_rewards():
+    assert token_rewards(torch.zeros(0), torch.zeros(0, dtype=torch.bool), torch.tensor([0])).shape == (0,)

@@ -48,11 +48,38 @@ def test_explained_variance_is_that_of_the_values_before_the_update():
     assert parts == pytest.approx([float(x) for x in expected])
 
 
-def test_a_value_that_moved_too_far_towards_the_return_earns_no_gradient():
+@pytest.mark.parametrize(
+    ("value", "loss", "slope", "clipped"),
+    [
+        (0.0, 0.5, -1.0, 0.0),  # unmoved: at the first update of a batch
+        (0.25, 0.28125, -0.75, 0.0),  # on its way
+        (0.75, 0.125, 0.0, 1.0),  # moved further than 0.5: counted as 0.5, and no more gradient
+        (1.75, 0.28125, 0.75, 0.0),  # beyond the return and further off than 0.5 is: comes back
+        (-1.0, 2.0, -2.0, 0.0),  # moved the wrong way: comes back, and the clip does not soften it
+    ],
+)
+def test_hand_worked_cases_of_the_clip(value, loss, slope, clipped):
+    """The old value is 0, the return 1, the clip 0.5."""
     one = torch.ones(1, dtype=torch.float64)
-    values = (0.9 * one).requires_grad_()
-    clipped_value(values=values, old_values=0 * one, returns=one, weights=one, value_clip=0.5).total.backward()
-    assert values.grad is not None and float(values.grad) == 0.0
+    values = (value * one).requires_grad_()
+    term = clipped_value(values=values, old_values=0 * one, returns=one, weights=one, value_clip=0.5)
+    term.total.backward()
+    assert term.total.item() == loss
+    assert values.grad is not None and float(values.grad) == slope
+    assert term.stats["clip_fraction"].parts.tolist() == [clipped, 1.0]
+
+
+def test_micro_batches_in_any_order_add_up_to_the_whole():
+    batch = random_batch(60, seed=3)
+    whole = clipped_value(**batch, value_clip=0.2)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    first, second = (
+        clipped_value(**{name: tensor[at] for name, tensor in batch.items()}, value_clip=0.2)
+        for at in (order[:13], order[13:])
+    )
+    assert (first.total + second.total).item() == pytest.approx(whole.total.item(), rel=1e-12)
+    for name, stat in whole.stats.items():
+        assert first.stats[name].merge(second.stats[name]).parts.tolist() == pytest.approx(stat.parts.tolist())
 
 
 @pytest.mark.parametrize("value_clip", [None, 0.2])

@@ -29,13 +29,20 @@ def test_whitened_advantages_have_mean_0_and_deviation_1_in_any_cut():
     assert whole[~mask].tolist() == [0.0] * int((~mask).sum())
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_advantages_that_are_all_equal_become_zero(count):
-    x = torch.full((5,), 0.1)
-    mask = torch.arange(5) < count
-    mean, var = mean_and_variance(masked_moments(x, mask))
-    assert whiten(x, mask, mean=mean, var=var).tolist() == pytest.approx([0.0] * 5, abs=1e-6)
-    assert var == pytest.approx(0, abs=1e-15)
+@pytest.mark.parametrize("count", [0, 1, 5, 4999])
+@pytest.mark.parametrize("value", [0.1, -1 / 3, 777.7])
+def test_advantages_that_are_all_equal_become_exactly_0_in_any_cut(count, value):
+    """Over 1e-4, the rounding of their mean would be an advantage."""
+    x, mask = torch.full((5000,), value), torch.arange(5000) < count
+    mean, var = mean_and_variance(masked_moments(x[:1700], mask[:1700]) + masked_moments(x[1700:], mask[1700:]))
+    assert var == 0.0
+    assert whiten(x, mask, mean=mean, var=var).tolist() == [0.0] * 5000
+
+
+def test_the_smallest_spread_that_float32_shows_is_whitened():
+    x, every = torch.tensor([1.0, 1.0 + 2**-23] * 50), torch.ones(100, dtype=torch.bool)
+    _, var = mean_and_variance(masked_moments(x, every))
+    assert var == pytest.approx(float(x.double().var()), rel=0.1)
 
 
 def test_a_negative_variance_is_refused():

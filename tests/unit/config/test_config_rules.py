@@ -84,7 +84,7 @@ def test_a_sound_ppo_config_with_every_kind_of_parallelism_has_no_problems(make_
             "use 1, 2, 4, 8, 16, 32 or 64",
         ),
         (
-            ["train.mini_batches=32"],
+            ["train.mini_batches=32", "train.split=sample"],
             "train.mini_batches: 32 mini-batches of 2 samples leave some of the 4 data-parallel ranks without one; "
             "use at most 16",
         ),

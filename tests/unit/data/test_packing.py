@@ -5,12 +5,19 @@ from __future__ import annotations
 import random
 import time
 from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlmegatron.data.packing import plan_batches
+from rlmegatron.data.mini_batches import by_group
+from rlmegatron.data.packing import Plan, plan_batches
+
+
+def plan_in_order(lengths: list[int], num_mini_batches: int, **settings: Any) -> Plan:
+    """Every sample a group of its own, so that mini-batches are runs of samples."""
+    return plan_batches(lengths, by_group(range(len(lengths)), num_mini_batches), **settings)
 
 
 @settings(max_examples=300, deadline=None)
@@ -24,9 +31,9 @@ from rlmegatron.data.packing import plan_batches
 def test_every_promise_holds_for_any_lengths(
     lengths: list[int], num_mini_batches: int, dp_size: int, max_tokens: int, multiple: int
 ) -> None:
-    plan = plan_batches(
+    plan = plan_in_order(
         lengths,
-        num_mini_batches=num_mini_batches,
+        num_mini_batches,
         dp_size=dp_size,
         max_tokens=max_tokens,
         micro_batch_multiple=multiple,
@@ -47,40 +54,40 @@ def test_every_promise_holds_for_any_lengths(
 
 def test_small_cases_by_hand() -> None:
     # 6 + 5 and 4 + 3 on one rank each would not fit 9 tokens: 6 + 3 and 5 + 4 do.
-    assert plan_batches([6, 5, 4, 3], num_mini_batches=1, dp_size=2, max_tokens=9) == [[[[0, 3]], [[1, 2]]]]
-    assert plan_batches([2, 2, 2, 2], num_mini_batches=2, dp_size=1, max_tokens=9) == [[[[0, 1]]], [[[2, 3]]]]
+    assert plan_in_order([6, 5, 4, 3], 1, dp_size=2, max_tokens=9) == [[[[0, 3]], [[1, 2]]]]
+    assert plan_in_order([2, 2, 2, 2], 2, dp_size=1, max_tokens=9) == [[[[0, 1]]], [[[2, 3]]]]
 
 
 def test_a_rank_that_got_a_large_micro_batch_gets_a_small_one_next() -> None:
     # Each sample is above the bound and alone; dealt in turn, rank 0 would hold 10 + 7 and rank 1 only 8 + 1.
-    plan = plan_batches([10, 8, 7, 1], num_mini_batches=1, dp_size=2, max_tokens=5, micro_batch_multiple=2)
+    plan = plan_in_order([10, 8, 7, 1], 1, dp_size=2, max_tokens=5, micro_batch_multiple=2)
     assert plan == [[[[0], [3]], [[1], [2]]]]
 
 
 def test_the_bound_holds_where_an_even_spread_over_the_fewest_micro_batches_breaks_it() -> None:
     # 3 + 3 and 2 + 2 + 2 fill two micro-batches of 6, but spread evenly the last 2 would come onto 3 + 2.
-    assert plan_batches([3, 3, 2, 2, 2], num_mini_batches=1, dp_size=1, max_tokens=6) == [[[[0, 4], [2, 3], [1]]]]
+    assert plan_in_order([3, 3, 2, 2, 2], 1, dp_size=1, max_tokens=6) == [[[[0, 4], [2, 3], [1]]]]
 
 
 def test_no_samples_give_no_micro_batches() -> None:
-    assert plan_batches([], num_mini_batches=2, dp_size=3, max_tokens=8) == [[[], [], []], [[], [], []]]
-    assert plan_batches([4], num_mini_batches=2, dp_size=1, max_tokens=8) == [[[]], [[[0]]]]
+    assert plan_in_order([], 2, dp_size=3, max_tokens=8) == [[[], [], []], [[], [], []]]
+    assert plan_in_order([4], 2, dp_size=1, max_tokens=8) == [[[]], [[[0]]]]
 
 
 def test_fewer_samples_than_ranks_leave_empty_micro_batches() -> None:
-    assert plan_batches([5], num_mini_batches=1, dp_size=3, max_tokens=8) == [[[[0]], [[]], [[]]]]
-    plan = plan_batches([5, 6], num_mini_batches=1, dp_size=2, max_tokens=100, micro_batch_multiple=2)
+    assert plan_in_order([5], 1, dp_size=3, max_tokens=8) == [[[[0]], [[]], [[]]]]
+    plan = plan_in_order([5, 6], 1, dp_size=2, max_tokens=100, micro_batch_multiple=2)
     assert plan == [[[[1], []], [[0], []]]]
 
 
 def test_a_giant_sample_is_alone_in_its_micro_batch() -> None:
-    (mini_batch,) = plan_batches([3, 1000, 3, 0], num_mini_batches=1, dp_size=2, max_tokens=10)
+    (mini_batch,) = plan_in_order([3, 1000, 3, 0], 1, dp_size=2, max_tokens=10)
     assert mini_batch == [[[1]], [[0, 2, 3]]]
 
 
 def test_lengths_just_above_half_need_one_micro_batch_each_and_are_found_fast() -> None:
     began = time.perf_counter()
-    (mini_batch,) = plan_batches([51] * 5000, num_mini_batches=1, dp_size=1, max_tokens=100)
+    (mini_batch,) = plan_in_order([51] * 5000, 1, dp_size=1, max_tokens=100)
     assert len(mini_batch[0]) == 5000
     assert time.perf_counter() - began < 1.0
 
@@ -93,7 +100,7 @@ def test_ranks_are_within_a_percent_and_micro_batches_within_a_tenth_of_the_lowe
     generator = random.Random(seed)
     lengths = [min(4096, 100 + int(generator.lognormvariate(6, 0.8))) for _ in range(512)]
     max_tokens = 16384
-    for mini_batch in plan_batches(lengths, num_mini_batches=2, dp_size=dp_size, max_tokens=max_tokens):
+    for mini_batch in plan_in_order(lengths, 2, dp_size=dp_size, max_tokens=max_tokens):
         loads = [[sum(lengths[i] for i in one) for one in rank] for rank in mini_batch]
         total = sum(map(sum, loads))
         assert max(map(sum, loads)) <= 1.01 * total / dp_size
@@ -113,7 +120,7 @@ def test_ranks_are_near_the_best_split_that_exists() -> None:
             for choice in range(2**9)
             for part in [sum(length for bit, length in enumerate(lengths) if choice >> bit & 1)]
         )
-        (mini_batch,) = plan_batches(lengths, num_mini_batches=1, dp_size=2, max_tokens=1000)
+        (mini_batch,) = plan_in_order(lengths, 1, dp_size=2, max_tokens=1000)
         assert max(sum(lengths[i] for one in rank for i in one) for rank in mini_batch) <= 7 / 6 * best
 
 
@@ -123,15 +130,15 @@ def test_ten_thousand_samples_take_less_than_half_a_second() -> None:
     times = []
     for _ in range(3):
         began = time.perf_counter()
-        plan_batches(lengths, num_mini_batches=1, dp_size=64, max_tokens=16384, micro_batch_multiple=4)
+        plan_in_order(lengths, 1, dp_size=64, max_tokens=16384, micro_batch_multiple=4)
         times.append(time.perf_counter() - began)
     assert min(times) < 0.5
 
 
-@pytest.mark.parametrize("name", ["num_mini_batches", "dp_size", "max_tokens", "micro_batch_multiple"])
+@pytest.mark.parametrize("name", ["dp_size", "max_tokens", "micro_batch_multiple"])
 def test_a_count_below_one_is_refused(name: str) -> None:
-    counts = {"num_mini_batches": 1, "dp_size": 1, "max_tokens": 1, "micro_batch_multiple": 1, name: 0}
+    counts = {"dp_size": 1, "max_tokens": 1, "micro_batch_multiple": 1, name: 0}
     with pytest.raises(ValueError, match=f"{name} is 0, must be at least 1"):
-        plan_batches([1], **counts)
+        plan_batches([1], [[0]], **counts)
     with pytest.raises(ValueError, match=r"a length is negative \(-1\)"):
-        plan_batches([1, -1], num_mini_batches=1, dp_size=1, max_tokens=1)
+        plan_in_order([1, -1], 1, dp_size=1, max_tokens=1)

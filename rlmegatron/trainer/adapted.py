@@ -1,0 +1,45 @@
+"""The few numbers that a run adapts as it goes, besides weights: saved with checkpoints and equal on every rank.
+
+In: what was measured in a step. Out: the numbers of the next one. Must never communicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlmegatron.algorithms.kl_control import adapted
+from rlmegatron.algorithms.value_scale import ReturnScale
+from rlmegatron.config.algorithm import KLConfig
+
+
+@dataclass
+class Adapted:
+    """`kl_coef`: weight of the divergence from the reference. `return_scale`: how the critic's targets are scaled."""
+
+    kl_coef: float
+    return_scale: ReturnScale | None
+
+    def adapt_kl(self, config: KLConfig, *, measured: float, num_samples: int) -> None:
+        """Move the weight towards what keeps the divergence at its target; nothing without one."""
+        if config.target is not None and num_samples:
+            self.kl_coef = adapted(
+                self.kl_coef,
+                measured=measured,
+                target=config.target,
+                num_samples=num_samples,
+                horizon=config.horizon,
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        scale = None if self.return_scale is None else self.return_scale.state()
+        return {"kl_coef": self.kl_coef, "return_scale": scale}
+
+    def load_state(self, state: Mapping[str, Any], config: KLConfig) -> None:
+        """Go on from a checkpoint; a weight that is not adapted is today's configuration's."""
+        if config.target is not None:
+            self.kl_coef = state["kl_coef"]
+        if self.return_scale is not None and state["return_scale"] is not None:
+            self.return_scale = ReturnScale.from_state(state["return_scale"])
