@@ -20,6 +20,7 @@ from rlmegatron.config.schema import ModelConfig
 from rlmegatron.learner.groups import Topology
 from rlmegatron.learner.layer_specs import block_spec, has_transformer_engine
 from rlmegatron.learner.rotary import set_rotary
+from rlmegatron.learner.router import listen
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.rules import Stage
 
@@ -43,7 +44,7 @@ class HiddenStatesModel(GPTModel):
 
 
 class ValueModel(HiddenStatesModel):
-    """The same body with a value head [H] -> 1 in place of the output layer; the head starts at zero."""
+    """The same body with a value head [H] -> 1 in place of the output layer; it is 0 until a checkpoint fills it."""
 
     def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -200,4 +201,7 @@ def _build_chunk(
         vp_stage=chunk if topology.vpp > 1 else None,
     )
     set_rotary(built, arch, topology.collection.cp)
+    for number, layer in zip(stage.layers, built.decoder.layers, strict=True):
+        if arch.experts and arch.is_moe_layer(number):
+            listen(layer, number=arch.experts.layers.index(number))
     return built

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from rlmegatron.data.batch import TrainBatch
 from rlmegatron.learner.groups import Topology
+from rlmegatron.learner.routing import RoutedSequences
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PackedInputs:
     num_tokens: int
     tokens: Tensor
     positions: Tensor
-    sequences: PackedSeqParams
+    sequences: RoutedSequences
     predictors: Tensor
     wanted: Tensor
     labels: Tensor
@@ -63,7 +63,7 @@ def pack(batch: TrainBatch, *, length: int, device: torch.device) -> PackedInput
         num_tokens=num_tokens,
         tokens=tokens.long()[None],
         positions=(torch.arange(len(tokens), device=device) - starts)[None],
-        sequences=PackedSeqParams(
+        sequences=RoutedSequences(
             qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest
         ),
         predictors=wanted - 1,

@@ -16,12 +16,14 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from torch import Tensor
 
-from rlmegatron.config.schema import ModelConfig
+from rlmegatron.config.schema import ModelConfig, MoeConfig
 from rlmegatron.data.batch import TrainBatch
 from rlmegatron.learner.build import HiddenStatesModel, build_chunks
 from rlmegatron.learner.dist_weights import load_dist_checkpoint
+from rlmegatron.learner.expert_routing import ExpertRouting
 from rlmegatron.learner.groups import Topology
 from rlmegatron.learner.micro_batch import PackedInputs, pack_all
+from rlmegatron.learner.router import Router
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.load import load_parameters
 from rlmegatron.models.model_files import holds_megatron_checkpoint
@@ -44,29 +46,38 @@ class ShardedModel:
         model: ModelConfig,
         topology: Topology,
         device: torch.device,
+        *,
+        moe: MoeConfig | None = None,
     ) -> None:
+        """moe: for the policy; without it routers choose freely, and are neither balanced nor moved."""
         self.arch, self.settings, self.topology, self.device = arch, model, topology, device
         self.chunks = [chunk.to(device) for chunk in build_chunks(kind, arch, model, topology)]
         self.wrapped: list[HiddenStatesModel | DistributedDataParallel] = list(self.chunks)
         self.config = self.chunks[0].config
+        self.routing = None
+        if arch.experts:
+            routers = [module for chunk in self.chunks for module in chunk.modules() if isinstance(module, Router)]
+            self.routing = ExpertRouting(
+                routers, num_experts=arch.experts.num, settings=moe or MoeConfig(), topology=topology
+            )
         for tensor, rule in self.parameter_rules():
             _mark(tensor, rule)
 
     def parameter_rules(self) -> Iterator[tuple[Tensor, Rule]]:
-        """This rank's parameters and buffers of the body and output layer with the rule of each."""
+        """This rank's parameters and buffers with the rule of each; a value head has one if its checkpoint has it."""
         for chunk, rules in zip(self.chunks, self._rules_by_name(), strict=True):
             for name, tensor in _tensors(chunk):
                 if name in rules:
                     yield tensor, rules[name]
 
     def load(self, directory: str) -> None:
-        """Fill every parameter that a checkpoint of either kind has; a value head has none and stays as built."""
+        """Fill every parameter that a checkpoint of either kind has; a value head only a reward model's has."""
         if holds_megatron_checkpoint(directory):
             load_dist_checkpoint(self.chunks, directory, vocab_size=self.arch.vocab_size)
             return
         source = SafetensorsDirectory(directory, fp8_block=self.arch.fp8_block)
         for chunk, rules in zip(self.chunks, self._rules_by_name(), strict=True):
-            tensors = {name: tensor for name, tensor in _tensors(chunk) if not name.startswith("value_head.")}
+            tensors = {name: tensor for name, tensor in _tensors(chunk) if name in rules or not _is_of_head(name)}
             unknown = tensors.keys() - rules.keys()
             assert not unknown, f"no rule for the parameters {sorted(unknown)}"
             load_parameters(source, tensors, rules, cut=self.topology.cut)
@@ -103,6 +114,8 @@ class ShardedModel:
         Forward only, `on_output` returns anything; with `backward` it returns (loss to differentiate, statistics).
         """
         inputs = pack_all(micro_batches, self.topology, self.device)
+        if self.routing is not None:
+            self.routing.tell(micro_batches, [packed.sequences for packed in inputs], learns=backward)
 
         def finish(index: int, chunk: HiddenStatesModel, hidden: Tensor, non_loss_data: bool = False) -> Any:
             output = on_output(index, inputs[index], chunk, hidden)
@@ -143,6 +156,10 @@ def _tensors(chunk: HiddenStatesModel) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 yield f"{prefix}.{name}", buffer
+
+
+def _is_of_head(name: str) -> bool:
+    return name.startswith("value_head.")
 
 
 def _mark(parameter: Tensor, rule: Rule) -> None:

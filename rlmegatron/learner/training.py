@@ -7,8 +7,8 @@ micro-batches and data-parallel ranks; whoever builds the loss has divided it by
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -21,6 +21,7 @@ from rlmegatron.config.schema import OptimizerConfig
 from rlmegatron.data.batch import TrainBatch
 from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.model import OnOutput, ShardedModel
+from rlmegatron.metrics.values import Metric
 
 # Megatron announces at every start that its fault-tolerant re-runs, which nobody here asks for, are off.
 logging.getLogger("megatron.core.rerun_state_machine").setLevel(logging.ERROR)
@@ -28,11 +29,17 @@ logging.getLogger("megatron.core.rerun_state_machine").setLevel(logging.ERROR)
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """`stats` of each micro-batch (last stage only), the gradient norm before clipping and the learning rate used."""
+    """`stats` of each micro-batch (last stage only), the gradient norm before clipping and the learning rate used.
+
+    Not `applied` is a step that was vetoed: weights and schedule are as before it.
+    """
 
     stats: list[Any]
-    grad_norm: float
-    lr: float
+    grad_norm: float = 0.0
+    lr: float = 0.0
+    applied: bool = True
+    experts: Mapping[str, Metric] = field(default_factory=dict)
+    """Load of the experts, from one rank of each pipeline stage for the stage's layers; see `ExpertRouting`."""
 
 
 class Training:
@@ -89,20 +96,30 @@ class Training:
                     state = optimizer.optimizer.state.get(parameter, {})
                     yield from (value for value in state.values() if isinstance(value, Tensor) and value.dim())
 
-    def step(self, micro_batches: Sequence[TrainBatch], on_output: OnOutput) -> StepReport:
+    def step(
+        self,
+        micro_batches: Sequence[TrainBatch],
+        on_output: OnOutput,
+        *,
+        veto: Callable[[list[Any]], bool] | None = None,
+    ) -> StepReport:
         """One optimizer step over `micro_batches`; `on_output` returns (loss, statistics) on the last stage.
 
-        The first step already uses the schedule's first non-zero rate: warm-up over w steps ends at step w.
+        veto: given the statistics (none on other stages), whether to leave the step out; alike on every rank. The first
+        step already uses the schedule's first non-zero rate: warm-up over w steps ends at step w.
         """
-        self.schedule.step(1)
         for chunk in self.model.wrapped:
             chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         stats = self.model.run(micro_batches, on_output, backward=True)
+        if veto is not None and veto(stats):
+            return StepReport(stats, applied=False)
+        self.schedule.step(1)
         succeeded, grad_norm, _ = self.optimizer.step()
         assert succeeded, "the optimizer skipped a step, which only fp16 loss scaling does"
-        return StepReport(stats, float(grad_norm), float(self.optimizer.param_groups[0]["lr"]))
+        experts = {} if self.model.routing is None else self.model.routing.settle()
+        return StepReport(stats, float(grad_norm), float(self.optimizer.param_groups[0]["lr"]), experts=experts)
 
 
 def _wrap(model: ShardedModel, *, distributed_optimizer: bool) -> None:

@@ -62,7 +62,7 @@ class Architecture:
     `fp8_block` is the shape of the blocks in which the checkpoint's weights are quantised, if they are. `dropped` are
     patterns of tensor names that a checkpoint may hold and this model does not, each with the reason; `exported_keys`
     change in an exported config.json (None: removed). `engine_keys` are keys that SGLang asks of config.json and that
-    transformers 5 no longer writes.
+    transformers 5 no longer writes. A reward model has a `value_head` in place of the output layer.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Architecture:
     qk_norm: bool = False
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    value_head: bool = False
     fp8_block: tuple[int, int] | None = None
     dropped: tuple[tuple[str, str], ...] = ()
     exported_keys: tuple[tuple[str, object], ...] = ()

@@ -29,6 +29,7 @@ from rlmegatron.models.table import read_architecture
 
 _TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _HEADER_BYTES = 8
+_CRITIC_KEY = "critic.path"
 _MEGATRON_SHARDS = f"*{DATA_SUFFIX}"
 _MEGATRON_FILES = (METADATA_FILE, MEGATRON_CONFIG_FILE, COMMON_FILE)
 _KINDS = "config.json and tokenizer with safetensors (Hugging Face) or a Megatron dist-checkpoint"
@@ -37,8 +38,9 @@ _KINDS = "config.json and tokenizer with safetensors (Hugging Face) or a Megatro
 def read_model_card(path: str, *, key: str = "model.path", plans_only: bool = False) -> ModelCard:
     """The card of the model directory `path`, whose files are checked for presence (weights, tokenizer) too.
 
-    `key` is the config key the path came from and opens every line of the ValueError, which lists all problems. With
-    `plans_only` a directory without any weights will do, as a layout follows from config.json; the card says so.
+    `key` is the config key the path came from and opens every line of the ValueError, which lists all problems; only
+    'critic.path' may lead to a reward model. With `plans_only` a directory without any weights will do, as a layout
+    follows from config.json; the card says so.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -53,7 +55,7 @@ def read_model_card(path: str, *, key: str = "model.path", plans_only: bool = Fa
     except ValueError as error:
         problems.insert(0, str(error))
     try:
-        architecture = read_architecture(path)
+        architecture = read_architecture(path, for_critic=key == _CRITIC_KEY)
     except ValueError as error:
         problems.insert(0, str(error))
     if problems or architecture is None:
@@ -106,7 +108,10 @@ def _expert_sizes(experts: Experts) -> ExpertSizes:
 
 
 def _counts(arch: Architecture) -> tuple[Count, tuple[Count, ...], Count, Count]:
-    """Of the first stage, of every layer, of the last stage, and of its copies."""
+    """Of the first stage, of every layer, of the last stage, and of its copies.
+
+    A value head counts nowhere: whatever a critic starts from, it has one (`estimate.rank_parameters` adds it).
+    """
     first: list[Rule] = []
     last: list[Rule] = []
     copies: list[Rule] = []
@@ -116,7 +121,7 @@ def _counts(arch: Architecture) -> tuple[Count, tuple[Count, ...], Count, Count]
             layers[rule.layer].append(rule)
         elif rule.path.startswith("embedding."):
             first.append(rule)
-        else:
+        elif not rule.path.startswith("value_head."):
             (copies if rule.copy else last).append(rule)
     return _count(first), tuple(_count(layer) for layer in layers), _count(last), _count(copies)
 

@@ -14,6 +14,7 @@ from rlmegatron.models.rules import Part, Rule
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+VALUE_HEAD = "score.weight"
 _HERE = "decoder.layers.{layer}."
 
 
@@ -36,6 +37,9 @@ def decoder_rules(arch: Architecture, padded_vocab: int, *, names: ExpertNames |
         yield from latent_attention_rules(arch, layer) if arch.latent else attention_rules(arch, layer)
         yield from moe_rules(arch, layer, names) if arch.is_moe_layer(layer) else mlp_rules(arch, layer)
     yield Rule("decoder.final_layernorm.weight", (Part("model.norm.weight", (arch.hidden_size,)),))
+    if arch.value_head:
+        yield Rule("value_head.weight", (Part(VALUE_HEAD, (1, arch.hidden_size)),))
+        return
     head = embedding if arch.tied_embeddings else Part(HEAD, embedding.shape)
     yield Rule("output_layer.weight", (head,), dim=0, padded=padded_vocab, copy=arch.tied_embeddings)
 

@@ -5,17 +5,27 @@ In: decoded JSON of `/generate`. Out: `Sample`. Must never import torch or sglan
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlmegatron.rollout.api import EngineError, GenerationRequest
-from rlmegatron.types import Sample
+import numpy as np
+
+from rlmegatron.rollout.api import EngineError, GenerationRequest, RoutedLayers
+from rlmegatron.types import RoutedExperts, Sample
 
 
 def to_sample(
-    request: GenerationRequest, answer: dict[str, Any], decode: Callable[[Sequence[int]], str] | None
+    request: GenerationRequest,
+    answer: dict[str, Any],
+    decode: Callable[[Sequence[int]], str] | None,
+    *,
+    routed: RoutedLayers | None = None,
 ) -> Sample:
-    """The sample an answer holds; raises EngineError when its parts do not belong together."""
+    """The sample an answer holds, with the experts of `routed` layers if asked for.
+
+    Raises EngineError when its parts do not belong together.
+    """
     token_ids = tuple(answer["output_ids"])
     meta = answer["meta_info"]
     scored = meta["output_token_logprobs"]
@@ -23,6 +33,9 @@ def to_sample(
         raise EngineError(
             f"prompt {request.prompt_id}: the engine scored {[entry[1] for entry in scored]} but sampled {token_ids}"
         )
+    experts = None
+    if routed is not None:
+        experts = routed_experts(meta["routed_experts"], routed, num_tokens=len(request.token_ids) + len(token_ids) - 1)
     return Sample(
         prompt_id=request.prompt_id,
         index=request.index,
@@ -31,7 +44,18 @@ def to_sample(
         weight_versions=versions_per_token(meta["weight_versions"], num_tokens=len(token_ids)),
         finish_reason=meta["finish_reason"]["type"],
         text=decode(token_ids) if decode is not None else "",
+        routed_experts=experts,
     )
+
+
+def routed_experts(encoded: str, routed: RoutedLayers, *, num_tokens: int) -> RoutedExperts:
+    """Experts in the layers that have some, from SGLang's base64 of int32 [tokens, all layers, top_k]."""
+    chosen = np.frombuffer(base64.b64decode(encoded), dtype=np.int32)
+    shape = (num_tokens, routed.num_layers, routed.top_k)
+    if chosen.size != np.prod(shape):
+        raise EngineError(f"the engine names {chosen.size} experts, must be {shape} (tokens, layers, experts of each)")
+    kept = chosen.reshape(shape)[:, list(routed.layers)].astype(np.int16)
+    return RoutedExperts(kept.tobytes(), num_tokens, len(routed.layers), routed.top_k)
 
 
 def versions_per_token(spans: Sequence[dict[str, Any]], *, num_tokens: int) -> tuple[int, ...]:

@@ -42,6 +42,17 @@ class SamplingConfig:
     top_p: float = 1.0
     top_k: int = -1
     stop_token_ids: tuple[int, ...] = ()
+    routed_experts: bool = False
+    """Whether answers tell which experts their tokens went to; the engine must have been started for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedLayers:
+    """Which of a model's `num_layers` layers have experts, counted from 0, and how many a token goes to in each."""
+
+    num_layers: int
+    layers: tuple[int, ...]
+    top_k: int
 
 
 class RolloutEngine(Protocol):

@@ -205,4 +205,5 @@ def _generation_body(batch: Sequence[GenerationRequest], sampling: SamplingConfi
         "input_ids": [list(request.token_ids) for request in batch],
         "sampling_params": [{**shared, "sampling_seed": request.seed & SEED_MASK} for request in batch],
         "return_logprob": True,
+        "return_routed_experts": sampling.routed_experts,
     }

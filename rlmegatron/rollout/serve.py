@@ -84,12 +84,14 @@ def run_scheduler(
         _bind_to(parse_cores(cores[tp_rank]))
     from sglang.srt.managers.scheduler import run_scheduler_process
 
+    from rlmegatron.rollout.expert_capture import install_expert_capture
     from rlmegatron.rollout.latent_attention import install_latent_attention
     from rlmegatron.rollout.local_experts import install_local_experts
     from rlmegatron.rollout.seeded_sampling import install_seeded_sampling
 
     install_seeded_sampling()
     if server_args.device == "cpu":
+        install_expert_capture()
         install_latent_attention()
         install_local_experts()
     run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *rest, **named)

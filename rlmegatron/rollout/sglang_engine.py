@@ -18,7 +18,7 @@ import torch
 from rlmegatron.config.schema import RolloutConfig
 from rlmegatron.platform.sglang_cpu import engine_support, find_engine_needs
 from rlmegatron.rollout.answers import to_sample
-from rlmegatron.rollout.api import EngineError, GenerationRequest, SamplingConfig
+from rlmegatron.rollout.api import EngineError, GenerationRequest, RoutedLayers, SamplingConfig
 from rlmegatron.rollout.client import ClientLimits, EngineClient, RequestRefused
 from rlmegatron.rollout.placement import visible_devices
 from rlmegatron.rollout.server import EngineServer
@@ -51,6 +51,8 @@ class EngineSpec:
     """Core list such as "0-3,8" of each engine rank, on a CPU; none means the cores of this process for each."""
     custom_weight_loaders: tuple[str, ...] = ()
     """'package.module.function' names that `update_weights` may give as `load_format`."""
+    routed: RoutedLayers | None = None
+    """The layers whose experts answers can tell; None, and the engine does not keep them."""
 
 
 class SGLangEngine:
@@ -149,8 +151,13 @@ class SGLangEngine:
                     f"do not fit the engine; allowed are {self._spec.context_length} in all "
                     "(rollout.context_length), at least 1 of them prompt"
                 )
+        routed = self._spec.routed if sampling.routed_experts else None
+        assert not sampling.routed_experts or routed, "the engine was not started to tell which experts it chose"
         answers = self._connection().generate(requests, sampling)
-        return [to_sample(request, answer, self._decode) for request, answer in zip(requests, answers, strict=True)]
+        return [
+            to_sample(request, answer, self._decode, routed=routed)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
 
     def sleep(self) -> None:
         """Free the device memory (no-op on a CPU); afterwards the engine needs `wake` and a new publish."""
@@ -313,6 +320,7 @@ def _server_args(
         "sleep_on_idle": True,
         "enable_memory_saver": on_device,
         "custom_weight_loader": list(spec.custom_weight_loaders),
+        "enable_return_routed_experts": spec.routed is not None,
         **support,
     }
     if config.expert > 1:
