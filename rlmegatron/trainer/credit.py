@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlmegatron.algorithms.divergence import divergence
 from rlmegatron.algorithms.importance import importance_weights
-from rlmegatron.algorithms.loss_term import Stat
+from rlmegatron.algorithms.loss_term import Stat, explained_variance_stat
 from rlmegatron.algorithms.ragged import broadcast_to_tokens
 from rlmegatron.algorithms.reward_shaping import shape_rewards
 from rlmegatron.algorithms.table import PER_SAMPLE, Piece
@@ -59,24 +59,25 @@ class Credit:
     collect: Callable[[Any], list[Any]]
 
     def assign(self, batch: StepBatch) -> tuple[StepBatch, Mapping[str, Stat]]:
-        """Collective; the batch with advantages, returns and importance weights, and statistics of this rank's part."""
+        """Collective; the batch with advantages, returns and importance weights, and statistics of this rank's part.
+
+        With a scale of returns, `values` and `returns` of the batch are in normalised units.
+        """
         _refuse_unjudged(batch)
         rewards = self._shaped(batch.rewards)
         own = rewards[batch.own_numbers].float().to(batch.local.rewards.device)
         batch = batch.with_local(dataclasses.replace(batch.local, rewards=own))
         kl = self._charged_kl(batch.local)
-        advantages, returns = (
-            self._per_sample(batch, rewards, kl)
-            if self.piece.form.name == PER_SAMPLE
-            else self._per_token(batch.local, kl)
-        )
+        if self.piece.form.name == PER_SAMPLE:
+            local, stats = self._per_sample(batch, rewards, kl), {}
+        else:
+            local, stats = self._per_token(batch.local, kl)
         if self.config.whitens:
-            moments = self._moments(advantages, batch.local.loss_mask)
-            mean, var = mean_and_variance(moments)
-            advantages = whiten(advantages, batch.local.loss_mask, mean=mean, var=var)
-        scores = {"advantages": advantages, **({} if returns is None else {"returns": returns})}
-        local, stats = self._with_importance(batch.local.with_tensors(**scores))
-        return batch.with_local(local), stats
+            advantages = local.scores("advantages")
+            mean, var = mean_and_variance(self._moments(advantages, local.loss_mask))
+            local = local.with_tensors(advantages=whiten(advantages, local.loss_mask, mean=mean, var=var))
+        local, of_engine = self._with_importance(local)
+        return batch.with_local(local), {**stats, **of_engine}
 
     def kl_from_reference(self, local: TrainBatch) -> float:
         """Collective; mean of the configured estimator over all tokens of the step, before its update."""
@@ -86,7 +87,7 @@ class Credit:
     def _shaped(self, rewards: Tensor) -> Tensor:
         return shape_rewards(rewards, clip=self.reward.clip, whiten=self.reward.whiten)
 
-    def _per_sample(self, batch: StepBatch, rewards: Tensor, kl: Tensor | None) -> tuple[Tensor, None]:
+    def _per_sample(self, batch: StepBatch, rewards: Tensor, kl: Tensor | None) -> TrainBatch:
         offered = {
             "rewards": self._less_charged(batch, rewards, kl),
             "group_ids": batch.group_ids,
@@ -96,9 +97,10 @@ class Credit:
         if "greedy_rewards" in self.piece.inputs:
             offered["greedy_rewards"] = shape_rewards(batch.greedy_rewards, clip=self.reward.clip, whiten=False)
         own = self.piece(**offered)[batch.own_numbers].float().to(batch.local.tokens.device)
-        return broadcast_to_tokens(own, batch.local.cu_seqlens, batch.local.loss_mask), None
+        advantages = broadcast_to_tokens(own, batch.local.cu_seqlens, batch.local.loss_mask)
+        return batch.local.with_tensors(advantages=advantages)
 
-    def _per_token(self, local: TrainBatch, kl: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _per_token(self, local: TrainBatch, kl: Tensor | None) -> tuple[TrainBatch, dict[str, Stat]]:
         coef = self.adapted.kl_coef if kl is not None else 0.0
         offered = {
             "token_rewards": token_rewards(local.rewards, local.loss_mask, local.cu_seqlens, kl=kl, kl_coef=coef),
@@ -107,14 +109,18 @@ class Credit:
             "gamma": self.config.gamma,
             "lam": self.config.lam,
         }
-        scale = self.adapted.return_scale
+        scale, stats = self.adapted.return_scale, {}
         if local.values is not None:
             offered["values"] = local.values if scale is None else scale.denormalize(local.values)
         advantages, returns = self.piece(**offered)
+        if local.values is not None:
+            stats["critic/explained_variance"] = explained_variance_stat(
+                values=offered["values"], returns=returns, counted=local.loss_mask
+            )
         if scale is not None:
             self.adapted.return_scale = scale = scale.update(self._moments(returns, local.loss_mask))
             returns = scale.normalize(returns)
-        return advantages, returns
+        return local.with_tensors(advantages=advantages, returns=returns), stats
 
     def _moments(self, values: Tensor, mask: Tensor) -> Tensor:
         """[3] of the whole step."""
@@ -157,7 +163,8 @@ class Credit:
             high=config.high,
         )
         weighted = local.with_tensors(importance=found.weights)
-        return dataclasses.replace(weighted, loss_mask=found.kept), found.stats
+        stats = {f"importance/{name}": stat for name, stat in found.stats.items()}
+        return dataclasses.replace(weighted, loss_mask=found.kept), stats
 
 
 def _refuse_unjudged(batch: StepBatch) -> None:

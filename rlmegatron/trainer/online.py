@@ -106,7 +106,7 @@ def _learn(run: Run, batch: StepBatch, log: StepLog, step: int) -> None:
     with log.timer("credit"):
         batch, stats = run.credit.assign(batch)
     if notes:
-        log.add(stat_metrics(stats), prefix="importance/")
+        log.add(stat_metrics(stats))
     with log.timer("update"):
         _update(run, batch, log, step)
     kl = run.cfg.algorithm.kl

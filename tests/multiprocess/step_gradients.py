@@ -66,7 +66,7 @@ def judged_samples() -> list[tuple[Prompt, Sample, float]]:
             tokens = tuple(rng.randrange(VOCAB) for _ in range(length))
             logprobs = tuple(-3.0 + rng.uniform(-0.2, 0.2) for _ in tokens)
             reward = 0.5 if number == 3 else float(rng.random() < 0.5) + 0.25 * index
-            finish = "length" if length == 9 else "stop"
+            finish = "length" if length >= 7 else "stop"
             found.append((prompt, Sample(number, index, tokens, logprobs, (0,) * length, finish, "", reward), 0.4))
     return found
 

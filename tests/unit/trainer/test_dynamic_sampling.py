@@ -1,0 +1,75 @@
+"""Dynamic sampling: which groups are kept, how many prompts come next, and when the budget ends it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlmegatron.trainer.act import Tally, _ranges, choose
+from rlmegatron.types import Prompt, Sample, SampleGroup
+
+
+def group(prompt_id: int, *rewards: float, **parts: tuple[float, ...]) -> SampleGroup:
+    samples = tuple(
+        Sample(prompt_id, i, (), (), (), "stop", "", reward, {name: values[i] for name, values in parts.items()})
+        for i, reward in enumerate(rewards)
+    )
+    return SampleGroup(Prompt(prompt_id, (1,), "", {}, ""), samples)
+
+
+def test_groups_that_differ_are_kept_in_the_order_of_drawing() -> None:
+    ranges = _ranges([group(9, 0, 1), group(4, 1, 1), group(2, 0, 0.5), group(7, 0, 0)], by="reward")
+    tally, chosen = choose(Tally(), ranges, wanted=8, threshold=0.5)
+    assert chosen == {2, 9}
+    assert tally == Tally(tried=4, kept=2, low=1, high=1)
+    tally, chosen = choose(
+        tally, _ranges([group(11, 0, 1), group(10, 1, 0), group(12, 0, 1)], by="reward"), wanted=4, threshold=0.5
+    )
+    assert chosen == {10, 11}
+    assert tally == Tally(tried=7, kept=4, low=1, high=1, surplus=1)
+    assert {name: metric.values(name)[name] for name, metric in tally.metrics().items()} == {
+        "dynamic_sampling/prompts_tried": 7,
+        "dynamic_sampling/differ": 5 / 7,
+        "dynamic_sampling/all_low": 1 / 7,
+        "dynamic_sampling/all_high": 1 / 7,
+    }
+
+
+def test_a_part_of_the_reward_can_decide() -> None:
+    """DAPO compares correctness, whatever a penalty on length makes of the reward."""
+    groups = [group(1, 0.9, 0.8, right=(1, 1)), group(2, 0.5, 0.5, right=(0, 1))]
+    assert choose(Tally(), _ranges(groups, by="right"), wanted=2, threshold=0.5)[1] == {2}
+    with pytest.raises(ValueError, match=r"dynamic_sampling.by: the reward has no part 'acc'; it has reward, right"):
+        _ranges(groups, by="acc")
+
+
+def test_further_draws_follow_the_share_that_differed() -> None:
+    assert Tally().next_draw(wanted=64, budget=640) == 64
+    assert Tally(tried=64, kept=48).next_draw(wanted=64, budget=640) == math.ceil(16 / 0.75)
+    assert Tally(tried=64, kept=1).next_draw(wanted=64, budget=640) == 64  # never more than a whole step at once
+    assert Tally(tried=64).next_draw(wanted=64, budget=640) == 64
+    assert Tally(tried=630, kept=3).next_draw(wanted=64, budget=640) == 10  # what the budget leaves
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    wanted=st.integers(1, 20), ratio=st.integers(2, 10), kinds=st.lists(st.integers(0, 2), min_size=200, max_size=200)
+)
+def test_the_budget_is_never_exceeded_and_every_prompt_is_counted_once(
+    wanted: int, ratio: int, kinds: list[int]
+) -> None:
+    values = [(0.0, 0.0), (1.0, 1.0), (0.0, 1.0)]
+    tally, drawn, kept = Tally(), 0, 0
+    while tally.kept < wanted and tally.tried < ratio * wanted:
+        num = tally.next_draw(wanted=wanted, budget=ratio * wanted)
+        assert num > 0
+        tally, chosen = choose(
+            tally, {drawn + i: values[kinds[drawn + i]] for i in range(num)}, wanted=wanted, threshold=0.5
+        )
+        drawn, kept = drawn + num, kept + len(chosen)
+    assert tally.tried == drawn <= ratio * wanted
+    assert tally.tried == tally.kept + tally.surplus + tally.low + tally.high
+    assert tally.kept == kept == min(wanted, kinds[:drawn].count(2))
