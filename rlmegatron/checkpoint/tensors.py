@@ -23,7 +23,10 @@ _SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 def save_tensors(model: ShardedModel, training: Training, directory: Path) -> None:
-    """Collective; `directory` exists and is empty."""
+    """Collective; `directory` exists and is empty. An optimizer that has taken no step yet is saved as such."""
+    if not any(optimizer.optimizer.state for optimizer in training.optimizer.chained_optimizers):
+        _give_every_parameter_state(training)
+        _count_no_step(training)
     dist_checkpointing.save(_sharded_state(model, training, is_loading=False), str(directory))
 
 
@@ -63,6 +66,18 @@ def _give_every_parameter_state(training: Training) -> None:
             group["lr"] = rate
             for parameter in group["params"]:
                 parameter.grad = None
+
+
+def _count_no_step(training: Training) -> None:
+    for optimizer in training.optimizer.chained_optimizers:
+        for state in optimizer.optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"].zero_()
+            else:  # a fused optimizer, as on a GPU, counts by parameter group
+                assert "step" not in state, f"an optimizer counts its steps as {type(state['step'])}"
+        for group in optimizer.optimizer.param_groups:
+            if "step" in group:
+                group["step"] = 0
 
 
 def _take_saved_rates(training: Training, saved: list[dict[str, Any]]) -> None:

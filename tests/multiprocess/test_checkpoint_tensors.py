@@ -131,6 +131,28 @@ def tied_round_trip(models: str, layout: Layout, out: str) -> float:
     return max(float((old - new).abs().max()) for old, new in pairs)
 
 
+def saved_before_the_first_step(models: str, layout: Layout, out: str) -> list[dict[str, Any]]:
+    """What two steps make of the weights: undisturbed, after a save, and after a load of what was saved."""
+    topology = start(layout)
+    found = []
+    for mode in ("undisturbed", "saved", "loaded"):
+        actor, critic = policy(models, topology), build_critic(models, topology)
+        if mode == "saved":
+            save_tensors(actor.model, actor.training, Path(out))
+        if mode == "loaded":
+            load_tensors(actor.model, actor.training, Path(out), num_steps=0)
+        found.append(two_steps(topology, actor, critic)["weights"])
+    return found
+
+
+def test_a_checkpoint_from_before_the_first_step_changes_nothing(models: Path, tmp_path: Path) -> None:
+    """As in a critic's warm-up, or where no answer was left to learn from."""
+    for undisturbed, *others in run_ranks(saved_before_the_first_step, 2, str(models / "Qwen3"), TP2, str(tmp_path)):
+        for found in others:
+            for name, tensor in undisturbed.items():
+                assert tensor.equal(found[name]), name
+
+
 def spoil(trained: Training) -> None:
     with torch.no_grad():
         for tensor in trained.state_tensors():
