@@ -45,7 +45,10 @@ def sequence_balance(scores: Tensor, sequence: Tensor, lengths: Tensor, choices:
     1.25
     """
     _, num_experts = expect("T E", scores=scores)
+    (num_sequences,) = expect("N", lengths=lengths)
     expect("N E", choices=choices)
+    # Cut what does not count off before the division: the gradient of a NaN is NaN even at weight 0.
+    scores = torch.where(sequence[:, None] < num_sequences, scores, 1.0)
     lengths = lengths[:, None].float()
     frequency = choices * (num_experts / top_k) / lengths
     per_token = torch.cat([frequency / lengths, frequency.new_zeros(1, num_experts)])
@@ -54,7 +57,7 @@ def sequence_balance(scores: Tensor, sequence: Tensor, lengths: Tensor, choices:
 
 
 def max_violation(load: Tensor) -> Tensor:
-    """[L] of load [L E]: the most loaded expert's load over the mean, less 1 (MaxVio, arXiv 2408.15664, eq. 4).
+    """[L] of load [L E]: the most loaded expert's load over the mean, less 1 (MaxVio, arXiv 2408.15664, section 4).
 
     >>> max_violation(torch.tensor([[3.0, 1.0], [2.0, 2.0]])).tolist()
     [0.5, 0.0]

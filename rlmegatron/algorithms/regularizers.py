@@ -50,9 +50,7 @@ def kl_penalty(
     if estimator == "k3_unbiased" and old_logp is None:
         raise ValueError("kl_penalty: the estimator 'k3_unbiased' needs old_logp")
     counted = weights > 0
-    # Cut the others off before the estimator: the gradient of a NaN is NaN even at weight 0.
-    logp, ref_logp = (torch.where(counted, x, torch.zeros_like(x)) for x in (logp, ref_logp))
-    if old_logp is not None:
-        old_logp = torch.where(counted, old_logp, torch.zeros_like(old_logp))
+    # Cut the others' gradient off before the estimator: that of a NaN is NaN even at weight 0.
+    logp = torch.where(counted, logp, torch.zeros_like(logp))
     per_token = divergence(logp, ref_logp, estimator, old_logp)
     return LossTerm(coef * weighted_sum(per_token, weights), {"kl_ref": mean_stat(per_token, counted)})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlmegatron.algorithms.loss_term import LossTerm, explained_variance_stat, mean_stat, weighted_sum
+from rlmegatron.algorithms.loss_term import LossTerm, mean_stat, weighted_sum
 from rlmegatron.algorithms.shapes import expect
 
 
@@ -23,8 +23,7 @@ def clipped_value(
     `value_clip` None leaves the plain w/2 (V - R)^2. Tokens of weight 0 may hold anything, NaN included.
 
     values (with gradient), old_values (before this rollout batch's updates), returns: [T]. weights: [T] from
-    `token_weights`. Stats over counted tokens: clip_fraction (where the clip decides), value_mean, return_mean,
-    explained_variance of the returns by `old_values`, the forecast made before learning from them.
+    `token_weights`. Stats over counted tokens: clip_fraction (where the clip decides), value_mean, return_mean.
 
     >>> term = clipped_value(values=torch.tensor([1.0]), old_values=torch.tensor([0.0]), returns=torch.tensor([2.0]),
     ...                      weights=torch.ones(1), value_clip=0.5)
@@ -46,6 +45,5 @@ def clipped_value(
         "clip_fraction": mean_stat(binds.double(), counted),
         "value_mean": mean_stat(values, counted),
         "return_mean": mean_stat(returns, counted),
-        "explained_variance": explained_variance_stat(values=old_values, returns=returns, counted=counted),
     }
     return LossTerm(0.5 * weighted_sum(worst, weights), stats)

@@ -72,6 +72,12 @@ def _divergence(cfg: RunConfig) -> Iterator[str]:
             "algorithm.kl.target: the estimate by algorithm.kl.estimator 'k1' may be negative, which no target can be; "
             "use 'k2' or 'k3'"
         )
+    samples = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
+    if kl.target is not None and kl.horizon <= 0.2 * samples:
+        yield (
+            f"algorithm.kl.horizon: {kl.horizon} is too short for {samples} samples a step, which could turn the "
+            f"weight negative; use at least {samples}"
+        )
     importance = cfg.algorithm.importance
     if importance.level != "none" and importance.mode == "mask" and importance.low >= importance.high:
         yield (

@@ -35,7 +35,7 @@ def to_sample(
         )
     experts = None
     if routed is not None:
-        experts = routed_experts(meta["routed_experts"], routed, num_tokens=len(request.token_ids) + len(token_ids) - 1)
+        experts = routed_experts(request, meta["routed_experts"], routed, num_answer_tokens=len(token_ids))
     return Sample(
         prompt_id=request.prompt_id,
         index=request.index,
@@ -48,12 +48,18 @@ def to_sample(
     )
 
 
-def routed_experts(encoded: str, routed: RoutedLayers, *, num_tokens: int) -> RoutedExperts:
-    """Experts in the layers that have some, from SGLang's base64 of int32 [tokens, all layers, top_k]."""
+def routed_experts(
+    request: GenerationRequest, encoded: str, routed: RoutedLayers, *, num_answer_tokens: int
+) -> RoutedExperts:
+    """Experts in the layers that have some, from SGLang's base64 of int32 [tokens but the last, all layers, top_k]."""
+    num_tokens = len(request.token_ids) + num_answer_tokens - 1
     chosen = np.frombuffer(base64.b64decode(encoded), dtype=np.int32)
     shape = (num_tokens, routed.num_layers, routed.top_k)
     if chosen.size != np.prod(shape):
-        raise EngineError(f"the engine names {chosen.size} experts, must be {shape} (tokens, layers, experts of each)")
+        raise EngineError(
+            f"prompt {request.prompt_id}: the engine names {chosen.size} experts, must be {shape} (tokens, layers, "
+            "experts of a token)"
+        )
     kept = chosen.reshape(shape)[:, list(routed.layers)].astype(np.int16)
     return RoutedExperts(kept.tobytes(), num_tokens, len(routed.layers), routed.top_k)
 

@@ -7,6 +7,7 @@ import torch
 from policy_loss_cases import AGGREGATION_CONSTANT, CASES, backward, random_batch
 
 from rlmegatron.algorithms.aggregation import AGGREGATIONS, denominator_part, token_weights
+from rlmegatron.algorithms.ratio import sequence_log_ratio
 
 LENGTHS = [5, 0, 9, 1, 6, 40]
 CUTS = [[[0], [1], [2], [3], [4], [5]], [[5, 0], [4, 3, 2, 1]], [[4, 2], [], [3, 0, 1, 5]], [[3, 5, 1, 0, 4, 2]]]
@@ -97,3 +98,10 @@ def test_an_answer_of_100_000_tokens_is_right_in_single_precision(name):
     expected, expected_gradient, _ = backward(CASES[name], exact)
     assert float(total) == pytest.approx(float(expected), rel=2e-5)
     assert torch.allclose(gradient.double(), expected_gradient, rtol=2e-4, atol=1e-12)
+
+
+def test_the_log_ratio_of_a_long_answer_keeps_its_digits():
+    """Added up in single precision, 100,000 times 0.1 is 9998.6."""
+    log_ratio, counted = torch.full((100_000,), 0.1), torch.ones(100_000, dtype=torch.bool)
+    found = sequence_log_ratio(log_ratio, counted, torch.tensor([0, 100_000]), mean=True)
+    assert found.item() == pytest.approx(float(log_ratio[0]), rel=1e-12)
