@@ -46,8 +46,8 @@ class AlgorithmConfig(Section):
     """How rewards become gradients; names come from rlmegatron/algorithms/table.py or are 'package.module:function'."""
 
     advantage: str = "grpo"
-    """Advantage estimator: 'grpo', 'rloo', 'opo', 'gpg', 'remax', 'reinforce_pp', 'reinforce_pp_baseline', or 'gae', the
-    one of PPO, which trains a critic."""
+    """Advantage estimator: 'grpo', 'rloo', 'opo', 'gpg', 'remax', 'reinforce_pp', 'reinforce_pp_baseline', or 'gae',
+    that of PPO, which trains a critic."""
     normalize_std: bool = True
     """GRPO: divide by the group's standard deviation; false is Dr. GRPO's advantage."""
     gamma: Fraction = 1.0

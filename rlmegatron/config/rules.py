@@ -244,6 +244,11 @@ def _critic(cfg: RunConfig, card: ModelCard, critic_card: ModelCard) -> Iterator
             f"critic.path: a vocabulary of {critic_card.vocab_size} does not hold the token ids of model.path "
             f"({card.vocab_size}); use a critic with the same tokenizer"
         )
+    if cfg.context_length > critic_card.max_positions:
+        yield (
+            f"critic.path: its max_position_embeddings ({critic_card.max_positions}) are fewer than a sample may have "
+            f"tokens ({cfg.context_length}, rollout.context_length)"
+        )
 
 
 def _text(cfg: RunConfig, card: ModelCard) -> Iterator[str]:

@@ -21,6 +21,7 @@ from rlmegatron.learner.policy import Policy
 from rlmegatron.learner.residency import HostCopy
 from rlmegatron.learner.training import Training, no_grad
 from rlmegatron.models.architecture import Architecture
+from rlmegatron.models.table import read_architecture
 
 
 @dataclass
@@ -112,9 +113,12 @@ def build_learner(
     critic_steps: int,
     distributed_optimizer: bool,
 ) -> Learner:
-    """Build and load every model; the optimizer steps of the whole run set the length of each decay."""
+    """Build and load every model; the optimizer steps of the whole run set the length of each decay.
 
-    def load(kind: type[HiddenStatesModel], path: str) -> ShardedModel:
+    The model at `critic_path` may have other sizes than the policy, and be a reward model.
+    """
+
+    def load(kind: type[HiddenStatesModel], path: str, arch: Architecture) -> ShardedModel:
         sharded = ShardedModel(kind, arch, model, topology, device)
         sharded.load(path)
         return sharded
@@ -124,12 +128,13 @@ def build_learner(
 
     reference = critic = None
     if with_reference:
-        frozen = load(HiddenStatesModel, model.path)
+        frozen = load(HiddenStatesModel, model.path, arch)
         no_grad(frozen)
         reference = Policy(frozen, temperature=temperature)
-    policy = load(HiddenStatesModel, model.path)
+    policy = load(HiddenStatesModel, model.path, arch)
     actor = Policy(policy, temperature=temperature, training=train(policy, actor_optimizer, actor_steps))
     if critic_optimizer is not None:
-        values = load(ValueModel, critic_path or model.path)
+        own = read_architecture(critic_path, for_critic=True) if critic_path else arch
+        values = load(ValueModel, critic_path or model.path, own)
         critic = Critic(values, train(values, critic_optimizer, critic_steps))
     return Learner(topology, device, actor, reference, critic)

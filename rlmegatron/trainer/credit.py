@@ -69,7 +69,8 @@ class Credit:
         batch = batch.with_local(dataclasses.replace(batch.local, rewards=own))
         kl = self._charged_kl(batch.local)
         if self.piece.form.name == PER_SAMPLE:
-            local, stats = self._per_sample(batch, rewards, kl), {}
+            local = self._per_sample(batch, rewards, kl)
+            stats: Mapping[str, Stat] = {}
         else:
             local, stats = self._per_token(batch.local, kl)
         if self.config.whitens:
@@ -109,13 +110,14 @@ class Credit:
             "gamma": self.config.gamma,
             "lam": self.config.lam,
         }
-        scale, stats = self.adapted.return_scale, {}
-        if local.values is not None:
-            offered["values"] = local.values if scale is None else scale.denormalize(local.values)
+        scale, values = self.adapted.return_scale, local.values
+        if values is not None:
+            offered["values"] = values = values if scale is None else scale.denormalize(values)
         advantages, returns = self.piece(**offered)
-        if local.values is not None:
+        stats = {}
+        if values is not None:
             stats["critic/explained_variance"] = explained_variance_stat(
-                values=offered["values"], returns=returns, counted=local.loss_mask
+                values=values, returns=returns, counted=local.loss_mask
             )
         if scale is not None:
             self.adapted.return_scale = scale = scale.update(self._moments(returns, local.loss_mask))

@@ -134,8 +134,9 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     # Schedulers announce the end of an allocation with this signal: finish the step, save, stop.
     signal.signal(signal.SIGUSR1, lambda *_: stop.set())
     world.lead(lambda: _open_directory(cfg, undo))
-    for path in filter(None, (cfg.model.path, cfg.critic.path)):
-        world.lead(partial(_check_weights, path))
+    world.lead(partial(_check_weights, cfg.model.path))
+    if cfg.critic.path:
+        world.lead(partial(_check_weights, cfg.critic.path, for_critic=True))
     arch = world.settle("model", lambda: read_architecture(cfg.model.path))
     world.lead(lambda: refuse_what_engines_cannot_serve(arch))
     tokenizer = world.settle("tokenizer", lambda: _tokenizer(cfg.model.path))
@@ -155,7 +156,8 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
         rollout.on_engine(world, "engine start", SGLangEngine.wait_ready)
         rollout.on_engine(world, "engine start", SGLangEngine.sleep)
     models = ["actor", *["reference"] * cfg.needs_reference, *["critic"] * needs_critic]
-    _say(world, f"building {', '.join(models)} from {cfg.model.path}")
+    own = f" (critic: {cfg.critic.path})" if needs_critic and cfg.critic.path else ""
+    _say(world, f"building {', '.join(models)} from {cfg.model.path}{own}")
     learner = _learner(cfg, world, arch, needs_critic=needs_critic)
     stream = learner.actor.model.tensor_stream()
     transport, verifier = world.settle("weight sync", lambda: _weight_sync(cfg, world, stream, arch, rollout))
@@ -226,9 +228,9 @@ def _check_resume(cfg: RunConfig, checkpoints: CheckpointDirectory, *, needs_cri
     checkpoints.check(step, trains=trains, seed=cfg.seed, distributed_optimizer=distributed)
 
 
-def _check_weights(path: str) -> None:
+def _check_weights(path: str, *, for_critic: bool = False) -> None:
     """A broken or unsuitable checkpoint shows before an engine is started; what is left out of it is said."""
-    arch = read_architecture(path)
+    arch = read_architecture(path, for_critic=for_critic)
     if holds_megatron_checkpoint(path):
         read_metadata(path)
         return
@@ -324,7 +326,7 @@ def _learner(cfg: RunConfig, world: World, arch: Architecture, *, needs_critic: 
         critic_optimizer=cfg.critic.optimizer if needs_critic else None,
         critic_path=cfg.critic.path,
         with_reference=cfg.needs_reference,
-        actor_steps=cfg.train.steps * cfg.train.mini_batches * cfg.train.epochs,
+        actor_steps=(cfg.train.steps - cfg.critic.warmup_steps) * cfg.train.mini_batches * cfg.train.epochs,
         critic_steps=cfg.train.steps * cfg.train.mini_batches * (cfg.critic.epochs or cfg.train.epochs),
         distributed_optimizer=cfg.parallel.distributed_optimizer,
     )

@@ -35,7 +35,7 @@ SIZES = {
 TEMPERATURE = 0.7
 LR = 1e-4
 BETAS = (0.9, 0.95)
-EPS = 1e-8
+EPS = 1e-6  # far above the rounding of a gradient, or the first step of one that is nearly 0 is decided by it
 CLIP = 1.0
 
 

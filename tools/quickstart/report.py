@@ -13,21 +13,33 @@ from typing import Any
 
 ACCURACY, NUM_PROMPTS = "eval/test/greedy_accuracy", "eval/test/num_prompts"
 
+Row = dict[str, Any]
+
 
 def report(run: Path, *, seconds: int) -> str:
     """The line; raises ValueError when the metrics hold no evaluation before or after training."""
-    metrics = run / "metrics.jsonl"
-    if not metrics.is_file():
-        raise ValueError(f"{metrics} does not exist")
-    rows: list[dict[str, Any]] = [json.loads(line) for line in metrics.read_text().splitlines()]
-    evaluations = [row for row in rows if ACCURACY in row]
-    if len({row["step"] for row in evaluations}) < 2:
-        raise ValueError(f"{metrics} needs {ACCURACY} at two steps or more, it has {len(evaluations)}")
-    first, last = evaluations[0], evaluations[-1]
+    first, last = first_and_last_evaluation(run, read_rows(run))
     return (
         f"quickstart: accuracy {first[ACCURACY]:.2f} -> {last[ACCURACY]:.2f} on {last[NUM_PROMPTS]:.0f} held-out "
         f"problems, {last['step']} steps, {seconds} s, run {run}"
     )
+
+
+def read_rows(run: Path) -> list[Row]:
+    """The rows of the run's metrics.jsonl; raises ValueError when there is none."""
+    metrics = run / "metrics.jsonl"
+    if not metrics.is_file():
+        raise ValueError(f"{metrics} does not exist")
+    return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+
+def first_and_last_evaluation(run: Path, rows: list[Row]) -> tuple[Row, Row]:
+    """The evaluations before and after training; raises ValueError when they are not of two steps."""
+    evaluations = [row for row in rows if ACCURACY in row]
+    if len({row["step"] for row in evaluations}) < 2:
+        metrics = run / "metrics.jsonl"
+        raise ValueError(f"{metrics} needs {ACCURACY} at two steps or more, it has {len(evaluations)}")
+    return evaluations[0], evaluations[-1]
 
 
 def main() -> int:

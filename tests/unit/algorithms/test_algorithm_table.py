@@ -88,7 +88,7 @@ def test_a_signature_that_does_not_fit_is_refused(user_module, source, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ppo_clp", "unknown name; did you mean 'ppo_clip'? Use cispo, gspo, ppo_clip, reinforce, or 'package.module:function'"),
+        ("ppo_clp", "unknown name; did you mean 'ppo_clip'? Use cispo, gspo, ppo_clip, reinforce, or 'package.module:"),
         ("my.module", "unknown name. Use cispo"),
         (":f", "unknown name"),
         ("a b:f", "unknown name"),
