@@ -90,8 +90,9 @@ def run_scheduler(
     from rlmegatron.rollout.seeded_sampling import install_seeded_sampling
 
     install_seeded_sampling()
+    if server_args.enable_return_routed_experts:
+        install_expert_capture(on_cpu=server_args.device == "cpu")
     if server_args.device == "cpu":
-        install_expert_capture()
         install_latent_attention()
         install_local_experts()
     run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *rest, **named)

@@ -18,11 +18,7 @@ from rlmegatron.trainer.batch import SampleFacts, StepBatch, build_step_batch
 from rlmegatron.trainer.credit import add_scores
 from rlmegatron.trainer.evaluate import evaluate, to_lead
 from rlmegatron.trainer.facts import agreement_metrics, answer_metrics, memory_metrics, stat_metrics
-from rlmegatron.trainer.hand_over import (
-    hand_device_to_engine,
-    hand_device_to_learner,
-    publish_weights,
-)
+from rlmegatron.trainer.hand_over import hand_device_to_engine, hand_device_to_learner, publish_weights
 from rlmegatron.trainer.run import Run, open_sinks
 from rlmegatron.trainer.samples_file import write_samples
 from rlmegatron.trainer.state import export_policy, restore, save
@@ -57,7 +53,7 @@ def train(run: Run) -> None:
         if batch.facts:
             _learn(run, batch, log, step)
         else:
-            run.say(f"step {step}: no answer is left to learn from ({len(batch.dropped)} were cut off and dropped)")
+            run.say(f"step {step}: no answer is left to learn from; the weights stay as they are")
         if _is_due(cfg.checkpoint.every, step) and step < cfg.train.steps:
             with log.timer("save"):
                 save(run, step)

@@ -142,21 +142,26 @@ def drift(learner: Learner, stats: Sequence[Mapping[str, Stat]]) -> float:
 def _optimizer_steps(
     topology: Topology, batch: StepBatch, objectives: Objectives, epochs: int
 ) -> Iterator[tuple[Sequence[Sequence[int]], float]]:
-    """Micro-batches and denominator of each optimizer step of a rollout batch."""
+    """Micro-batches and denominator of each optimizer step of a rollout batch.
+
+    A mini-batch in which nothing counts takes no step: momentum would move the weights without a gradient.
+    """
     for _ in range(epochs):
         for micro_batches in batch.mini_batches:
             if micro_batches:  # else there are more mini-batches than samples
-                yield micro_batches, _global_count(topology, batch.local, micro_batches, objectives)
+                denominator = _global_count(topology, batch.local, micro_batches, objectives)
+                if denominator:
+                    yield micro_batches, denominator
 
 
 def _global_count(
     topology: Topology, local: TrainBatch, micro_batches: Sequence[Sequence[int]], objectives: Objectives
 ) -> float:
-    """Over all data-parallel ranks; 1 when nothing counts, so that the loss is 0 and not NaN."""
+    """Over all data-parallel ranks."""
     members = [number for micro in micro_batches for number in micro]
     count = torch.tensor(objectives.count(local.select(members)), dtype=torch.float64, device=local.tokens.device)
     dist.all_reduce(count, group=topology.dp_group)
-    return float(count) or 1.0
+    return float(count)
 
 
 def _metrics(report: StepReport, more: Mapping[str, Metric], *, reports: bool) -> dict[str, Metric]:

@@ -5,6 +5,7 @@ What this does not prove: that stopping helps.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ KL = math.exp(-SHIFT) - 1 + SHIFT
 """k3 of exp(logp - old_logp) = exp(-SHIFT), the sampled side first: e^-d - 1 + d with d = SHIFT, by hand 0.1065."""
 
 
-def updated(directory: str, layout: Layout, max_kl: float) -> dict[str, Any]:
-    """Two mini-batches, of which only the second has drifted."""
+def updated(directory: str, layout: Layout, max_kl: float, all_masked: bool = False) -> dict[str, Any]:
+    """Two mini-batches, of which only the second has drifted, or nothing counts in either."""
     topology, world = start(layout), start_world(timeout_s=60)
     learner = Learner(topology, world.device, policy(directory, topology), None, critic(directory, topology))
     batch = build_step_batch(
@@ -50,7 +51,10 @@ def updated(directory: str, layout: Layout, max_kl: float) -> dict[str, Any]:
     local = batch.local
     late = (local.group_ids >= 2)[local.sequence_index]
     old = local.scores("old_logp") + SHIFT * late
-    batch = batch.with_local(local.with_tensors(old_logp=old, advantages=torch.zeros_like(old)))
+    local = local.with_tensors(old_logp=old, advantages=torch.zeros_like(old))
+    if all_masked:
+        local = dataclasses.replace(local, loss_mask=torch.zeros_like(local.loss_mask))
+    batch = batch.with_local(local)
     objectives = Objectives(AlgorithmConfig(), Adapted(0.0, None), 1.0, resolve("policy_loss", "ppo_clip"), None)
     before = streamed(learner.actor.model)
     log = StepLog(1)
@@ -78,3 +82,8 @@ def test_below_the_bound_all_steps_are_taken(models: Path) -> None:
     for found in run_ranks(updated, 2, str(models / "Qwen3"), Layout(2, {}), 1.1 * KL):
         assert found["steps"] == 4
         assert found["metrics"]["kl_stop"] == 0.0
+
+
+def test_a_batch_of_masked_samples_takes_no_step(models: Path) -> None:
+    for found in run_ranks(updated, 2, str(models / "Qwen3"), Layout(2, {}), 1.0, True):
+        assert (found["steps"], found["moved"], found["metrics"]) == (0, 0.0, {})
