@@ -2,9 +2,18 @@
 # From a fresh clone to a model that RL has taught something: environment, tiny model and data, training, one line.
 set -euo pipefail
 
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+presets() {
+    local file
+    for file in "$root"/yaml_configs/quickstart_*.yaml; do
+        basename "$file" .yaml | sed 's/^quickstart_//'
+    done
+}
+
 usage() {
     cat <<'EOF'
-usage: bash launch/quickstart.sh [grpo|ppo|ppo_mixed] [--seed N] [--resume] [section.key=value ...]
+usage: bash launch/quickstart.sh [PRESET] [--seed N] [--resume] [section.key=value ...]
 
 Teaches a model of a million parameters to sort digits (31431= -> 11334) with real Megatron-Core and SGLang, on two
 processes of this machine's CPU or on two GPUs. Everything it needs is made on the first call: .venv (minutes), the
@@ -14,15 +23,22 @@ half-trained start (under a minute, runs/quickstart). Training then takes a few 
 
 where the accuracy is that of greedy answers before and after, and the seconds are those of the training job.
 
-  grpo                groups of 8 answers judged against each other, no critic (default)
-  ppo                 a critic and GAE
-  ppo_mixed           the same on problems of 3, 4, 6 or 7 digits, whose length foretells the outcome to the critic
   --seed N            seed of the start, the data and the run (default 1)
   --resume            go on with a run that was stopped; without it an earlier run is moved aside (RUN.1, RUN.2, ...)
-  section.key=value   overrides of yaml_configs/quickstart_*.yaml, for example train.steps=10
+  section.key=value   overrides of yaml_configs/quickstart_PRESET.yaml, for example train.steps=10
+
+presets (default grpo):
+EOF
+    local preset
+    for preset in $(presets); do
+        # Line 2 of each file is a comment that says what it is.
+        printf '  %-14s%s\n' "$preset" "$(sed -n '2s/^# //p' "$root/yaml_configs/quickstart_$preset.yaml")"
+    done
+    cat <<'EOF'
 
 The run's directory holds the resolved config, metrics.jsonl, tensorboard/, rollouts/, checkpoints/ and export/.
-See bash launch/environment.sh --help for what is installed.
+docs/algorithms.md has the formulas; tools/sweep_quickstart.py runs all presets and compares them. See bash
+launch/environment.sh --help for what is installed.
 EOF
 }
 
@@ -31,10 +47,9 @@ fail() {
     exit 2
 }
 
-algorithm=grpo seed=1 resume=false run="" overrides=()
+preset=grpo seed=1 resume=false run="" overrides=()
 while (($#)); do
     case $1 in
-        grpo | ppo | ppo_mixed) algorithm=$1 ;;
         --seed)
             [[ ${2:-} =~ ^[0-9]+$ ]] || fail "--seed needs a whole number, got '${2:-}'"
             seed=$2
@@ -47,17 +62,21 @@ while (($#)); do
             ;;
         run_dir=?*) run=${1#run_dir=} ;;
         [a-z]*=*) overrides+=("$1") ;;
-        *) fail "unknown argument '$1'; see bash launch/quickstart.sh --help" ;;
+        *)
+            known=$(presets | paste -sd ' ')
+            [[ " $known " == *" $1 "* ]] || fail "unknown argument '$1'; presets are $known (--help says more)"
+            preset=$1
+            ;;
     esac
     shift
 done
-run=${run:-runs/quickstart_$algorithm}
+run=${run:-runs/quickstart_$preset}
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$root"
 bash launch/environment.sh
 
 variant=sort5 start=runs/quickstart
-if [[ $algorithm == *_mixed ]]; then
+if [[ $preset == *_mixed ]]; then
     variant=mixed start=runs/quickstart_mixed
 fi
 if ((seed != 1)); then
@@ -69,7 +88,7 @@ if ((seed != 1)); then
 fi
 .venv/bin/python tools/make_quickstart.py --out "$start" --seed "$seed" --variant "$variant"
 
-settings=(--config "yaml_configs/quickstart_$algorithm.yaml" ${overrides[@]+"${overrides[@]}"} "run_dir=$run")
+settings=(--config "yaml_configs/quickstart_$preset.yaml" ${overrides[@]+"${overrides[@]}"} "run_dir=$run")
 .venv/bin/python launch/train.py "${settings[@]}" --check --ranks 2 >/dev/null || exit
 
 if [[ -e $run ]] && ! $resume; then

@@ -1,9 +1,13 @@
-"""Real engines that spread experts over their ranks, compared with Hugging Face and with the layout, box by box."""
+"""Real engines with experts, spread over their ranks or not, against Hugging Face and the layout, box by box.
+
+What this does not prove: anything about a GPU, where other code of SGLang's chooses experts.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,9 @@ from rlmegatron.config.schema import RolloutConfig
 from rlmegatron.models.load import slices
 from rlmegatron.models.table import read_architecture, read_config
 from rlmegatron.platform.torchvision_ops import install_torchvision_hook
+from rlmegatron.rollout.api import RoutedLayers
 from rlmegatron.rollout.sglang_engine import SGLangEngine
+from rlmegatron.types import Sample
 from rlmegatron.weight_sync.digest import digest
 from rlmegatron.weight_sync.engine_config import keys_for_engines
 from rlmegatron.weight_sync.engine_layout import placements
@@ -60,6 +66,13 @@ def deepseek() -> Any:
     return model
 
 
+def mixtral() -> Any:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {key: value for key, value in COMMON.items() if key != "moe_intermediate_size"}
+    return MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=8))
+
+
 def save(build: Callable[[], Any], directory: Path) -> Any:
     install_torchvision_hook()
     torch.manual_seed(1)
@@ -95,14 +108,54 @@ def misplaced(engine: SGLangEngine, directory: Path, *, tp: int, ep: int) -> lis
     ]
 
 
-@pytest.mark.parametrize(("build", "tp", "ep"), [(qwen, 4, 2), (deepseek, 2, 2)])
-def test_an_engine_that_spreads_experts_answers_as_hugging_face_does(
+def choices_of(model: Any, tokens: tuple[int, ...]) -> list[list[set[int]]]:
+    """Token, layer with experts -> the experts that transformers sends it to."""
+    found: list[torch.Tensor] = []
+
+    def of_gate(_: Any, __: Any, output: Any) -> None:
+        found.append(output[2])
+
+    def of_block(choose: Callable[..., Any]) -> Callable[..., Any]:
+        def again(logits: torch.Tensor) -> Any:
+            chosen, weights = choose(logits)
+            found.append(chosen)
+            return chosen, weights
+
+        return again
+
+    hooks = []
+    for module in model.modules():
+        if type(module).__name__ in ("Qwen3MoeTopKRouter", "MixtralTopKRouter"):
+            hooks.append(module.register_forward_hook(of_gate))
+        elif type(module).__name__ == "DeepseekV3MoE":
+            module.route_tokens_to_experts = of_block(type(module).route_tokens_to_experts.__get__(module))
+    with torch.no_grad():
+        model(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return [[set(experts) for experts in layers] for layers in torch.stack(found, 1).tolist()]
+
+
+def experts_of(sample: Sample) -> list[list[set[int]]]:
+    """Token, layer with experts -> the experts that the engine says it sent the token to."""
+    told = sample.routed_experts
+    assert told is not None
+    table = torch.frombuffer(bytearray(told.data), dtype=torch.int16).view(told.num_tokens, told.num_layers, -1)
+    return [[set(experts) for experts in layers] for layers in table.tolist()]
+
+
+@pytest.mark.parametrize(("build", "tp", "ep"), [(qwen, 4, 2), (deepseek, 2, 2), (mixtral, 1, 1)])
+def test_an_engine_with_experts_answers_as_hugging_face_does_and_tells_which_it_chose(
     tmp_path: Path, build: Callable[[], Any], tp: int, ep: int
 ) -> None:
     directory = tmp_path / "model"
     model = save(build, directory)
     config = RolloutConfig(startup_timeout_s=180.0, retries=1, tensor=tp, expert=ep)
-    engine = make_engine(directory, tmp_path / "engine.log", config=config, custom_weight_loaders=LOADERS)
+    experts = read_architecture(str(directory)).experts
+    assert experts is not None
+    routed = RoutedLayers(num_layers=2, layers=experts.layers, top_k=experts.top_k)
+    spec = {"custom_weight_loaders": LOADERS, "routed": routed}
+    engine = make_engine(directory, tmp_path / "engine.log", config=config, **spec)
     try:
         engine.wake(weights=True, kv_cache=True)
         engine.begin_weight_update()
@@ -112,7 +165,10 @@ def test_an_engine_that_spreads_experts_answers_as_hugging_face_does(
             engine.update_weights(bucket)
         assert misplaced(engine, directory, tp=tp, ep=ep) == []
         engine.end_weight_update(version=1)
-        for prompt, sample in zip(PROMPTS, engine.generate(requests(PROMPTS), SAMPLING), strict=True):
+        samples = engine.generate(requests(PROMPTS), replace(SAMPLING, routed_experts=True))
+        for prompt, sample in zip(PROMPTS, samples, strict=True):
             assert sample.logprobs == pytest.approx(logprobs_of(model, prompt, sample), abs=1e-5)
+            # No two experts are closer than the two programs' rounding, or these would differ here and there.
+            assert experts_of(sample) == choices_of(model, prompt + sample.token_ids)[:-1]
     finally:
         engine.shutdown()
