@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlmegatron.config.cuts import listed
+from rlmegatron.config.model_card import ModelCard
 from rlmegatron.config.schema import RunConfig
 
 _GROUP_ADVANTAGES = ("grpo", "rloo", "opo", "gpg", "reinforce_pp_baseline")
@@ -22,6 +23,20 @@ def algorithm_problems(cfg: RunConfig) -> list[str]:
 def algorithm_warnings(cfg: RunConfig) -> list[str]:
     """Legal choices with an effect that is rarely meant."""
     return [*_skewed_sampling(cfg), *_idle_parts(cfg), *_unusual_ratios(cfg)]
+
+
+def expert_problems(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
+    """Settings of `moe` that the model has nothing for."""
+    given = {name: value for name, value in cfg.moe.model_dump().items() if value}
+    if card.experts is None:
+        for name, value in given.items():
+            shown = "true" if value is True else f"{value:g}"
+            yield f"moe.{name}: {shown} is given, but {card.path} has no experts; remove it"
+    elif cfg.moe.bias_update_rate and not card.experts.has_bias:
+        yield (
+            f"moe.bias_update_rate: {cfg.moe.bias_update_rate:g} needs a router with a bias, as DeepSeek-V3's; "
+            f"{card.path} has none; use 0, or moe.aux_loss_coef"
+        )
 
 
 def _groups(cfg: RunConfig) -> Iterator[str]:

@@ -54,6 +54,8 @@ class ExpertSizes:
     """Width of what every token passes through besides; 0 if there is none."""
     layers: tuple[int, ...]
     """The layers that have experts; the others have a dense MLP."""
+    has_bias: bool
+    """Whether the router has a bias that only moves its choice (DeepSeek-V3)."""
 
 
 @dataclass(frozen=True, slots=True)

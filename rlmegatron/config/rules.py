@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from rlmegatron.config.algorithm_rules import algorithm_problems, algorithm_warnings
+from rlmegatron.config.algorithm_rules import algorithm_problems, algorithm_warnings, expert_problems
 from rlmegatron.config.cuts import divisors, engine_cuts, listed, training_cuts
 from rlmegatron.config.estimate import model_ranks, smallest_world
 from rlmegatron.config.model_card import ModelCard
@@ -78,7 +78,7 @@ def problems(
         found += _world(cfg, world_size)
     if card is not None:
         found += training_cuts(cfg.parallel, card, owner="model.path")
-        found += [*_text(cfg, card), *engine_cuts(cfg, card), *_positions(cfg, card)]
+        found += [*_text(cfg, card), *engine_cuts(cfg, card), *_positions(cfg, card), *expert_problems(cfg, card)]
     if card is not None and critic_card is not None:
         found += _critic(cfg, card, critic_card)
     for key, names in (known or {}).items():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlmegatron.config.schema import ModelConfig, OptimizerConfig
+from rlmegatron.config.schema import ModelConfig, MoeConfig, OptimizerConfig
 from rlmegatron.learner.build import HiddenStatesModel, ValueModel
 from rlmegatron.learner.critic import Critic
 from rlmegatron.learner.groups import Topology
@@ -101,6 +101,7 @@ def _buffers(model: ShardedModel) -> Iterator[Any]:
 def build_learner(
     arch: Architecture,
     model: ModelConfig,
+    moe: MoeConfig,
     topology: Topology,
     device: torch.device,
     *,
@@ -118,8 +119,10 @@ def build_learner(
     The model at `critic_path` may have other sizes than the policy, and be a reward model.
     """
 
-    def load(kind: type[HiddenStatesModel], path: str, arch: Architecture) -> ShardedModel:
-        sharded = ShardedModel(kind, arch, model, topology, device)
+    def load(
+        kind: type[HiddenStatesModel], path: str, arch: Architecture, moe: MoeConfig | None = None
+    ) -> ShardedModel:
+        sharded = ShardedModel(kind, arch, model, topology, device, moe=moe)
         sharded.load(path)
         return sharded
 
@@ -131,7 +134,7 @@ def build_learner(
         frozen = load(HiddenStatesModel, model.path, arch)
         no_grad(frozen)
         reference = Policy(frozen, temperature=temperature)
-    policy = load(HiddenStatesModel, model.path, arch)
+    policy = load(HiddenStatesModel, model.path, arch, moe)
     actor = Policy(policy, temperature=temperature, training=train(policy, actor_optimizer, actor_steps))
     if critic_optimizer is not None:
         own = read_architecture(critic_path, for_critic=True) if critic_path else arch

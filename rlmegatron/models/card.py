@@ -104,6 +104,7 @@ def _expert_sizes(experts: Experts) -> ExpertSizes:
         ffn=experts.ffn,
         shared_ffn=experts.shared_ffn,
         layers=experts.layers,
+        has_bias=experts.bias,
     )
 
 

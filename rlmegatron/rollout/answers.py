@@ -61,6 +61,12 @@ def routed_experts(
             "experts of a token)"
         )
     kept = chosen.reshape(shape)[:, list(routed.layers)].astype(np.int16)
+    if routed.top_k > 1 and (kept[..., 0] == kept[..., 1]).any():
+        # SGLang's table is 0 where nothing was noted, and some of its backends choose experts without noting them.
+        raise EngineError(
+            f"prompt {request.prompt_id}: the engine does not know the experts of every token; its MoE backend may not "
+            "note them (rollout.engine_args.moe_runner_backend: use 'triton')"
+        )
     return RoutedExperts(kept.tobytes(), num_tokens, len(routed.layers), routed.top_k)
 
 

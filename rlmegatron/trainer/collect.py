@@ -28,6 +28,8 @@ class Rollout:
     engine: SGLangEngine | None
     engine_index: int
     seed: int
+    replay: bool = False
+    """Whether answers to learn from tell which experts their tokens went to."""
     restarted: bool = False
 
     def share(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
@@ -52,6 +54,7 @@ class Rollout:
             top_p=config.top_p,
             top_k=config.top_k,
             stop_token_ids=config.stop_token_ids,
+            routed_experts=self.replay,
         )
 
     def greedy_sampling(self) -> SamplingConfig:

@@ -42,6 +42,7 @@ from rlmegatron.models.table import read_architecture, read_config
 from rlmegatron.platform.torchvision_ops import install_torchvision_hook
 from rlmegatron.rewards.judge import Judge
 from rlmegatron.rewards.table import resolve as resolve_reward
+from rlmegatron.rollout.api import RoutedLayers
 from rlmegatron.rollout.placement import engine_cores, engine_of, place_engines
 from rlmegatron.rollout.sglang_engine import EngineSpec, SGLangEngine
 from rlmegatron.trainer.adapted import Adapted
@@ -150,7 +151,7 @@ def _build(cfg: RunConfig, world: World, undo: ExitStack) -> Run:
     prompts, eval_sets = _data(cfg, world, tokenizer)
     _say(world, f"starting engines of {cfg.rollout.tensor} on {world.size} ranks; their logs are {cfg.directory}/logs")
     engine_model = world.lead(lambda: _engine_model(cfg, arch, on_cpu=world.device.type == "cpu"))
-    rollout = world.settle("engine start", lambda: _rollout(cfg, world, tokenizer, engine_model, undo))
+    rollout = world.settle("engine start", lambda: _rollout(cfg, world, tokenizer, arch, engine_model, undo))
     if world.device.type == "cuda":
         # The two cannot be on the device together; on a CPU they can, and starting side by side is faster.
         rollout.on_engine(world, "engine start", SGLangEngine.wait_ready)
@@ -257,7 +258,9 @@ def _tokenizer(path: str) -> Any:
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
-def _rollout(cfg: RunConfig, world: World, tokenizer: Any, engine_model: str, undo: ExitStack) -> Rollout:
+def _rollout(
+    cfg: RunConfig, world: World, tokenizer: Any, arch: Architecture, engine_model: str, undo: ExitStack
+) -> Rollout:
     engines = place_engines(
         world_size=world.size,
         tensor=cfg.rollout.tensor,
@@ -265,7 +268,9 @@ def _rollout(cfg: RunConfig, world: World, tokenizer: Any, engine_model: str, un
         train_tensor=cfg.parallel.tensor,
     )
     placement = engine_of(world.rank, engines)
-    engine = None
+    engine = routed = None
+    if cfg.moe.router_replay and arch.experts:
+        routed = RoutedLayers(arch.num_layers, arch.experts.layers, arch.experts.top_k)
     if world.rank == placement.lead:
         cores = sorted(os.sched_getaffinity(0))
         engine = SGLangEngine(
@@ -278,12 +283,13 @@ def _rollout(cfg: RunConfig, world: World, tokenizer: Any, engine_model: str, un
                 devices=placement.local_ranks,
                 cores=engine_cores(placement, cores, ranks_per_node=world.ranks_per_node),
                 custom_weight_loaders=LOADERS,
+                routed=routed,
             ),
             cfg.rollout,
             decode=lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=True),
         )
         undo.callback(engine.shutdown)
-    return Rollout(cfg.rollout, engines, engine, placement.index, cfg.seed)
+    return Rollout(cfg.rollout, engines, engine, placement.index, cfg.seed, replay=routed is not None)
 
 
 def _data(cfg: RunConfig, world: World, tokenizer: Any) -> tuple[PromptStream | None, Mapping[str, Sequence[Prompt]]]:
@@ -319,6 +325,7 @@ def _learner(cfg: RunConfig, world: World, arch: Architecture, *, needs_critic: 
     return build_learner(
         arch,
         cfg.model,
+        cfg.moe,
         topology,
         world.device,
         temperature=cfg.rollout.temperature,

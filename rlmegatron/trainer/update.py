@@ -167,7 +167,7 @@ def _global_count(
 def _metrics(report: StepReport, more: Mapping[str, Metric], *, reports: bool) -> dict[str, Metric]:
     """Statistics are noted by one rank of each data-parallel replica, or sums would count every TP and PP rank."""
     if not reports:
-        return {}
+        return dict(report.experts)
     merged: dict[str, Stat] = {}
     for stats in report.stats:
         for name, stat in stats.items():
@@ -175,4 +175,4 @@ def _metrics(report: StepReport, more: Mapping[str, Metric], *, reports: bool) -
     metrics = stat_metrics(merged)
     if report.applied:
         metrics |= {"grad_norm": Mean.of([report.grad_norm]), "lr": Last(report.lr)}
-    return {**metrics, **more}
+    return {**metrics, **more, **report.experts}

@@ -67,7 +67,8 @@ def write_deepseek(directory: Path) -> None:
 @pytest.mark.slow
 def test_deepseek_trains_alike_wherever_its_experts_lie(workspace: Workspace) -> None:
     write_deepseek(workspace.path / "experts")
-    settings = ("model.path=experts", "train.steps=2", "eval.sets={}")
+    moe = "moe={router_replay: true, aux_loss_coef: 0.01, bias_update_rate: 0.01}"
+    settings = ("model.path=experts", "train.steps=2", "eval.sets={}", moe)
     spread = workspace.train("experts_spread", *settings, "parallel.expert=2")
     assert_engine_and_learner_agree(spread, (1, 2))
     cut = ("parallel.tensor=2", "parallel.sequence=true", "parallel.expert_tensor=2")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmegatron.data.batch import SCORES, TrainBatch, assemble, concat
-from rlmegatron.types import Prompt, Sample, SampleGroup
+from rlmegatron.types import Prompt, RoutedExperts, Sample, SampleGroup
 
 
 def make_groups(shape: list[tuple[int, list[int]]], *, seed: int = 0) -> list[SampleGroup]:
@@ -167,22 +170,59 @@ def test_a_dummy_has_the_same_tensors_and_nothing_to_learn() -> None:
 
 
 def test_moving_a_batch_moves_every_tensor() -> None:
-    batch = assemble(make_groups([(2, [3])]))
+    batch = assemble(with_experts(make_groups([(2, [3])])))
     moved = batch.with_tensors(**{name: torch.ones(5) for name in SCORES}).to("meta")
     assert {getattr(moved, name).device.type for name in TrainBatch.__slots__} == {"meta"}
 
 
 def test_batches_with_different_tensors_are_not_joined() -> None:
     batch = assemble(make_groups([(2, [3])]))
-    with pytest.raises(ValueError, match="concat: one batch has the scores"):
+    with pytest.raises(ValueError, match="concat: one batch has the tensors"):
         concat([batch, batch.with_tensors(values=torch.zeros(5))])
     with pytest.raises(ValueError, match="at least one batch"):
         concat([])
 
 
-def test_an_unjudged_sample_or_a_foreign_one_is_our_own_mistake() -> None:
-    import dataclasses
+def with_experts(groups: list[SampleGroup]) -> list[SampleGroup]:
+    """The token at position t of a sequence, but for its last, goes to experts 100 l + t and 100 l - t in layer l."""
 
+    def told(prompt: Prompt, sample: Sample) -> RoutedExperts:
+        num_read = len(prompt.token_ids) + len(sample.token_ids) - 1
+        table = [[[100 * layer + t, 100 * layer - t] for layer in range(3)] for t in range(num_read)]
+        return RoutedExperts(np.array(table, dtype=np.int16).tobytes(), num_read, 3, 2)
+
+    return [
+        dataclasses.replace(
+            group,
+            samples=tuple(dataclasses.replace(one, routed_experts=told(group.prompt, one)) for one in group.samples),
+        )
+        for group in groups
+    ]
+
+
+def test_experts_lie_with_their_tokens_and_the_last_token_of_a_sequence_is_free() -> None:
+    batch = assemble(with_experts(make_groups([(2, [3, 0]), (1, [0, 1])])))
+    whole = concat([batch.select([2, 0]), batch.dummy(2), batch.select([3, 1])])
+    assert whole.routed_experts is not None and whole.routed_experts.dtype == torch.int16
+    bounds = whole.cu_seqlens.tolist()
+    assert [stop - start for start, stop in itertools.pairwise(bounds)] == [1, 5, 2, 2, 2]
+    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        for t in range(stop - start):
+            is_free = t == stop - start - 1 or number == 2
+            expected = [[-1, -1] if is_free else [100 * layer + t, 100 * layer - t] for layer in range(3)]
+            assert whole.routed_experts[start + t].tolist() == expected
+
+
+def test_either_every_sample_tells_its_experts_or_none() -> None:
+    groups = make_groups([(2, [3]), (2, [3])])
+    assert assemble(groups).routed_experts is None
+    with pytest.raises(AssertionError, match="1 of 2 samples tell which experts"):
+        assemble([groups[0], *with_experts(groups[1:])])
+    with pytest.raises(ValueError, match="concat: one batch has the tensors"):
+        concat([assemble(groups), assemble(with_experts(groups))])
+
+
+def test_an_unjudged_sample_or_a_foreign_one_is_our_own_mistake() -> None:
     (group,) = make_groups([(2, [3])])
     (sample,) = group.samples
     for wrong, message in (
