@@ -1,0 +1,123 @@
+"""Rules and warnings of algorithms: each broken one gives exactly its line, which says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlmegatron.config.algorithm_rules import algorithm_problems, algorithm_warnings, expert_problems
+from rlmegatron.config.load import load
+from rlmegatron.config.model_card import ExpertSizes
+from rlmegatron.models.card import read_model_card
+
+MakeConfig = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["rollout.temperature=0"],
+            "rollout.temperature: 0 always gives the most likely answer: all answers to a prompt would be equal, and "
+            "the policy that drew them has no log-probabilities to learn from; use a number above 0 (evaluation is "
+            "greedy by itself)",
+        ),
+        (
+            ["rollout.samples_per_prompt=1", "algorithm.advantage=rloo"],
+            "rollout.samples_per_prompt: 1 leaves algorithm.advantage 'rloo' no group to compare with (every advantage "
+            "would be 0); use at least 2",
+        ),
+        (
+            ["rollout={samples_per_prompt: 1, dynamic_sampling: {enabled: true}}", "algorithm.advantage=remax"],
+            "rollout.dynamic_sampling.enabled: true needs answers to compare, but rollout.samples_per_prompt is 1; use "
+            "at least 2",
+        ),
+        (
+            ["critic.normalize_returns=true"],
+            "critic.normalize_returns: true is given, but algorithm.advantage 'grpo' trains no critic; remove it, or "
+            "use 'gae'",
+        ),
+        (["reward.clip=[1, 1]"], "reward.clip: [1, 1] is empty; the first bound must be below the second"),
+        (
+            ["reward.whiten=true", "algorithm.advantage=remax"],
+            "reward.whiten: true cannot go with algorithm.advantage 'remax', which compares with the reward of another "
+            "answer; use algorithm.whiten, which acts on advantages",
+        ),
+        (
+            ["algorithm.kl.target=0.1"],
+            "algorithm.kl.target: 0.1 needs algorithm.kl.where 'reward' or 'loss'; it is 'none'",
+        ),
+        (
+            ["algorithm.kl={where: loss, target: 0.1, coef: 0}"],
+            "algorithm.kl.coef: 0 cannot be adapted to algorithm.kl.target (0.1); use a number above 0",
+        ),
+        (
+            ["algorithm.kl={where: reward, target: 0.1, estimator: k1}"],
+            "algorithm.kl.target: the estimate by algorithm.kl.estimator 'k1' may be negative, which no target can be; "
+            "use 'k2' or 'k3'",
+        ),
+        (
+            ["algorithm.kl={where: loss, target: 0.1, horizon: 12}"],
+            "algorithm.kl.horizon: 12 is too short for 64 samples a step, which could turn the weight negative; use at "
+            "least 64",
+        ),
+        (
+            ["algorithm.importance={level: token, mode: mask, low: 2, high: 2}"],
+            "algorithm.importance.low: 2 is not below algorithm.importance.high (2); every token would be masked out",
+        ),
+        (
+            ["eval={sets: {a: a.jsonl}, greedy: false}"],
+            "eval.greedy: false with eval.samples 0 leaves nothing to evaluate; use one of the two, or no eval.sets",
+        ),
+        (
+            ["eval={samples: 4, pass_at: [1, 8, 16]}"],
+            "eval.pass_at: 8 or 16 of 4 answers (eval.samples) cannot be drawn; use at most eval.samples",
+        ),
+        (
+            ["eval.max_new_tokens=100000"],
+            "eval.max_new_tokens: 100000 and data.max_prompt_tokens (8) exceed rollout.context_length (14); raise "
+            "that",
+        ),
+    ],
+)
+def test_a_broken_rule_of_an_algorithm_gives_its_one_line(
+    make_config: MakeConfig, overrides: list[str], expected: str
+) -> None:
+    assert algorithm_problems(load(make_config(), overrides)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["rollout.top_p=0.9"], "the policy ratio is biased; 1 turns it off"),
+        (["rollout.top_k=50"], "the policy ratio is biased; -1 turns it off"),
+        (["algorithm.policy_loss=gspo"], "hardly ever binds for the ratio of a whole answer"),
+        (["algorithm.policy_loss=reinforce", "train.mini_batches=2"], "all but the first are off-policy"),
+        (["algorithm={policy_loss: cispo, dual_clip: 3}"], "dual_clip: 3 has no effect on policy_loss 'cispo'"),
+        (["algorithm.aggregation_constant=7"], "has no effect on aggregation 'token_mean'"),
+        (["algorithm.kl={where: loss, estimator: k1}"], "without pulling to the reference"),
+    ],
+)
+def test_a_legal_choice_that_is_rarely_meant_is_warned_of(
+    make_config: MakeConfig, overrides: list[str], words: str
+) -> None:
+    (line,) = algorithm_warnings(load(make_config(), overrides))
+    assert words in line
+
+
+def test_settings_of_experts_need_experts(make_config: MakeConfig) -> None:
+    cfg = load(make_config(), ["moe={router_replay: true, bias_update_rate: 0.001}"])
+    card = read_model_card(cfg.model.path)
+    assert list(expert_problems(cfg, card)) == [
+        f"moe.router_replay: true is given, but {card.path} has no experts; remove it",
+        f"moe.bias_update_rate: 0.001 is given, but {card.path} has no experts; remove it",
+    ]
+    sizes = ExpertSizes(num=8, top_k=2, ffn=32, shared_ffn=0, layers=(0, 1), has_bias=False)
+    assert list(expert_problems(cfg, replace(card, experts=sizes))) == [
+        "moe.bias_update_rate: 0.001 needs a router with a bias, as DeepSeek-V3's; "
+        f"{card.path} has none; use 0, or moe.aux_loss_coef"
+    ]
+    assert list(expert_problems(cfg, replace(card, experts=replace(sizes, has_bias=True)))) == []
