@@ -17,7 +17,15 @@ _GROUP_ADVANTAGES = ("grpo", "rloo", "opo", "gpg", "reinforce_pp_baseline")
 
 def algorithm_problems(cfg: RunConfig) -> list[str]:
     """Every broken rule of advantages, losses, sampling, evaluation and routing."""
-    return [*_groups(cfg), *_critic_parts(cfg), *_rewards(cfg), *_divergence(cfg), *_sampling(cfg), *_evaluation(cfg)]
+    return [
+        *_groups(cfg),
+        *_critic_parts(cfg),
+        *_rewards(cfg),
+        *_divergence(cfg),
+        *_sampling(cfg),
+        *_evaluation(cfg),
+        *_replay(cfg),
+    ]
 
 
 def algorithm_warnings(cfg: RunConfig) -> list[str]:
@@ -36,6 +44,15 @@ def expert_problems(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
         yield (
             f"moe.bias_update_rate: {cfg.moe.bias_update_rate:g} needs a router with a bias, as DeepSeek-V3's; "
             f"{card.path} has none; use 0, or moe.aux_loss_coef"
+        )
+
+
+def _replay(cfg: RunConfig) -> Iterator[str]:
+    chunk = cfg.rollout.engine_args.get("chunked_prefill_size")
+    if cfg.moe.router_replay and isinstance(chunk, int) and chunk <= 0:
+        yield (
+            f"rollout.engine_args.chunked_prefill_size: {chunk} cannot go with moe.router_replay: the engine keeps the "
+            "experts of one chunk at a time; use a number above 0, or remove it"
         )
 
 

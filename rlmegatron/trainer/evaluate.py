@@ -7,6 +7,7 @@ those of the files.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlmegatron.config.schema import EvalConfig
 from rlmegatron.metrics.evaluation import accuracy_metrics, sampled_metrics
@@ -59,7 +60,8 @@ def _summary(
 
 
 def to_lead(run: Run, groups: Sequence[SampleGroup]) -> list[SampleGroup]:
-    """All groups on rank 0 in the order of their prompts, none elsewhere."""
+    """All groups on rank 0 in the order of their prompts, none elsewhere; without experts, which no file holds."""
     nothing: list[SampleGroup] = []
-    received = run.world.exchange([list(groups) if rank == 0 else nothing for rank in range(run.world.size)])
+    light = [replace(g, samples=tuple(replace(one, routed_experts=None) for one in g.samples)) for g in groups]
+    received = run.world.exchange([light if rank == 0 else nothing for rank in range(run.world.size)])
     return sorted((group for part in received for group in part), key=lambda group: group.prompt.id)

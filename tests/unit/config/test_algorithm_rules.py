@@ -77,9 +77,13 @@ MakeConfig = Callable[..., Path]
             "eval.pass_at: 8 or 16 of 4 answers (eval.samples) cannot be drawn; use at most eval.samples",
         ),
         (
+            ["moe.router_replay=true", "rollout.engine_args={chunked_prefill_size: -1}"],
+            "rollout.engine_args.chunked_prefill_size: -1 cannot go with moe.router_replay: the engine keeps the experts "
+            "of one chunk at a time; use a number above 0, or remove it",
+        ),
+        (
             ["eval.max_new_tokens=100000"],
-            "eval.max_new_tokens: 100000 and data.max_prompt_tokens (8) exceed rollout.context_length (14); raise "
-            "that",
+            "eval.max_new_tokens: 100000 and data.max_prompt_tokens (8) exceed rollout.context_length (14); raise that",
         ),
     ],
 )
