@@ -78,8 +78,8 @@ MakeConfig = Callable[..., Path]
         ),
         (
             ["moe.router_replay=true", "rollout.engine_args={chunked_prefill_size: -1}"],
-            "rollout.engine_args.chunked_prefill_size: -1 cannot go with moe.router_replay: the engine keeps the experts "
-            "of one chunk at a time; use a number above 0, or remove it",
+            "rollout.engine_args.chunked_prefill_size: -1 cannot go with moe.router_replay: the engine keeps the "
+            "experts of one chunk at a time; use a number above 0, or remove it",
         ),
         (
             ["eval.max_new_tokens=100000"],
