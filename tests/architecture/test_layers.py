@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ PACKAGE_FILES = python_files(PACKAGE)
 ALL_FILES = [*PACKAGE_FILES, *python_files("tests", "tools", "launch")]
 
 
+@cache
 def parse(file: str) -> ast.Module:
     return ast.parse((ROOT / file).read_text(encoding="utf-8"), filename=file)
 
@@ -123,67 +125,76 @@ def test_the_layer_check_sees_what_it_should() -> None:
     ]
 
 
-@pytest.mark.parametrize("file", PACKAGE_FILES)
-def test_imports_come_from_a_lower_layer(file: str) -> None:
-    if part_of(file) == "":
-        assert list(imports_of(parse(file))) == [], "importing rlmegatron itself loads nothing"
-    else:
-        assert layer_breaches(file, parse(file)) == []
+def all_breaches(files: Iterable[str], forbidden: set[str]) -> list[str]:
+    return [breach for file in files for breach in breaches(file, forbidden)]
 
 
-@pytest.mark.parametrize("file", [file for file in PACKAGE_FILES if part_of(file) not in MEGATRON_PACKAGES])
-def test_megatron_is_imported_only_where_models_live(file: str) -> None:
-    assert breaches(file, {"megatron"}) == []
+def test_imports_come_from_a_lower_layer() -> None:
+    assert list(imports_of(parse(f"{PACKAGE}/__init__.py"))) == [], "importing rlmegatron itself loads nothing"
+    inner = [file for file in PACKAGE_FILES if part_of(file)]
+    assert [breach for file in inner for breach in layer_breaches(file, parse(file))] == []
 
 
-@pytest.mark.parametrize("file", PACKAGE_FILES)
-def test_parallel_state_is_named_in_one_file_only(file: str) -> None:
-    if file not in PARALLEL_STATE_FILES:
-        tree = parse(file)
-        named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        named |= {part for _, name in imports_of(tree) for part in name.split(".")}
-        assert not named & {"parallel_state", "mpu"}, f"{file} names parallel_state; pass process groups instead"
+def test_megatron_is_imported_only_where_models_live() -> None:
+    elsewhere = [file for file in PACKAGE_FILES if part_of(file) not in MEGATRON_PACKAGES]
+    assert all_breaches(elsewhere, {"megatron"}) == []
 
 
-@pytest.mark.parametrize("file", [file for file in PACKAGE_FILES if part_of(file) not in SGLANG_PACKAGES])
-def test_sglang_is_imported_only_by_the_rollout(file: str) -> None:
-    if file not in SGLANG_FILES:
-        assert breaches(file, {"sglang", "sgl_kernel"}) == []
+def names_parallel_state(file: str) -> bool:
+    tree = parse(file)
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    named |= {part for _, name in imports_of(tree) for part in name.split(".")}
+    return bool(named & {"parallel_state", "mpu"})
 
 
-@pytest.mark.parametrize("file", [file for file in PACKAGE_FILES if part_of(file) in TORCH_FREE])
-def test_records_config_and_rewards_need_no_torch(file: str) -> None:
-    assert breaches(file, {"torch", "transformers", "megatron", "sglang"}) == []
+def test_parallel_state_is_named_in_one_file_only() -> None:
+    """Everybody else is passed process groups."""
+    assert {file for file in PACKAGE_FILES if names_parallel_state(file)} == PARALLEL_STATE_FILES
 
 
-@pytest.mark.parametrize("file", [file for file in PACKAGE_FILES if part_of(file) not in WHOLE_CONFIG_PACKAGES])
-def test_only_trainer_and_command_line_see_the_whole_config(file: str) -> None:
-    assert breaches(file, {"rlmegatron.config.schema.RunConfig", "rlmegatron.config.load"}) == []
+def test_sglang_is_imported_only_by_the_rollout() -> None:
+    elsewhere = [file for file in PACKAGE_FILES if part_of(file) not in SGLANG_PACKAGES and file not in SGLANG_FILES]
+    assert all_breaches(elsewhere, {"sglang", "sgl_kernel"}) == []
 
 
-@pytest.mark.parametrize("file", [file for file in PACKAGE_FILES if part_of(file) == "algorithms"])
-def test_algorithms_are_pure_functions_of_tensors(file: str) -> None:
-    assert breaches(file, {"torch.distributed", "rlmegatron.config", "yaml", "pathlib"}) == []
+def test_records_config_and_rewards_need_no_torch() -> None:
+    torch_free = [file for file in PACKAGE_FILES if part_of(file) in TORCH_FREE]
+    assert all_breaches(torch_free, {"torch", "transformers", "megatron", "sglang"}) == []
 
 
-@pytest.mark.parametrize("file", ALL_FILES)
-def test_files_are_short_and_named_for_what_they_hold(file: str) -> None:
-    num_lines = len((ROOT / file).read_text(encoding="utf-8").splitlines())
-    assert num_lines <= MOST_FILE_LINES, f"{file} has {num_lines} lines; split it by idea"
-    assert Path(file).stem not in FORBIDDEN_NAMES, f"{file}: name it for what it holds"
+def test_only_trainer_and_command_line_see_the_whole_config() -> None:
+    elsewhere = [file for file in PACKAGE_FILES if part_of(file) not in WHOLE_CONFIG_PACKAGES]
+    assert all_breaches(elsewhere, {"rlmegatron.config.schema.RunConfig", "rlmegatron.config.load"}) == []
 
 
-@pytest.mark.parametrize("file", ALL_FILES)
-def test_functions_are_short(file: str) -> None:
-    functions = (node for node in ast.walk(parse(file)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    lengths = {f"{file}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+def test_algorithms_are_pure_functions_of_tensors() -> None:
+    algorithms = [file for file in PACKAGE_FILES if part_of(file) == "algorithms"]
+    assert all_breaches(algorithms, {"torch.distributed", "rlmegatron.config", "yaml", "pathlib"}) == []
+
+
+def test_files_are_short_and_named_for_what_they_hold() -> None:
+    lengths = {file: len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in ALL_FILES}
+    assert {file: length for file, length in lengths.items() if length > MOST_FILE_LINES} == {}, "split by idea"
+    assert [file for file in ALL_FILES if Path(file).stem in FORBIDDEN_NAMES] == [], "name it for what it holds"
+
+
+def test_functions_are_short() -> None:
+    functions = (
+        (file, node)
+        for file in ALL_FILES
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    lengths = {
+        f"{file}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1 for file, node in functions
+    }
     assert {name: length for name, length in lengths.items() if length > MOST_FUNCTION_LINES} == {}
 
 
-@pytest.mark.parametrize("file", [file for file in PACKAGE_FILES if Path(file).name != "__init__.py"])
-def test_modules_open_with_what_they_own(file: str) -> None:
-    assert ast.get_docstring(parse(file)), f"{file} has no docstring that says what it owns"
+def test_modules_open_with_what_they_own() -> None:
+    named = [file for file in PACKAGE_FILES if Path(file).name != "__init__.py"]
+    assert [file for file in named if not ast.get_docstring(parse(file))] == []
 
 
 @pytest.mark.parametrize("module", ["rlmegatron", "rlmegatron.types", "rlmegatron.config.load", "rlmegatron.cli"])
