@@ -1,8 +1,8 @@
 """Trains several presets one after the other in one process, which starts one engine for all of them.
 
-In: a directory and names of presets; each line on stdin is an override for all. Out: run directories in it, with
-`metrics.jsonl` and, for a run that failed, `error.txt`. A run is that of launch/train.py from the file on, but for its
-checkpoint, which would cost a start of Python each; all of them must have engines of one kind.
+In: a directory and names of presets, or of `FURTHER` runs; each line on stdin is an override for all. Out: run
+directories in it, with `metrics.jsonl` and, for a run that failed, `error.txt`. A run is that of launch/train.py from
+the file on, but for its checkpoint, which would cost a start of Python each; all of them must have engines of one kind.
 """
 
 from __future__ import annotations
@@ -19,6 +19,15 @@ from rlmegatron.rollout.sglang_engine import SGLangEngine
 from rlmegatron.trainer import online, run
 
 CONFIGS = Path(__file__).parents[2] / "yaml_configs"
+FURTHER = {
+    # No answer is its own prompt: every reward is 0, and no group is kept.
+    "nothing_to_learn": (
+        "grpo",
+        "reward.args={answer_key: prompt}",
+        "rollout.dynamic_sampling={enabled: true, max_prompts_ratio: 2, on_shortage: train}",
+    ),
+}
+"""Name -> preset and overrides."""
 
 
 class SharedEngine(SGLangEngine):
@@ -41,13 +50,14 @@ class SharedEngine(SGLangEngine):
         """Nothing: the next run needs it."""
 
 
-def main(directory: Path, presets: list[str], overrides: list[str]) -> None:
+def main(directory: Path, names: list[str], overrides: list[str]) -> None:
     world = start_world(timeout_s=600)
     run.SGLangEngine = SharedEngine  # type: ignore[misc]
     online.save = lambda *_: None
     try:
-        for preset in presets:
-            attempt(world, directory / preset, str(CONFIGS / f"quickstart_{preset}.yaml"), overrides)
+        for name in names:
+            preset, *further = FURTHER.get(name, (name,))
+            attempt(world, directory / name, str(CONFIGS / f"quickstart_{preset}.yaml"), [*overrides, *further])
     finally:
         if SharedEngine.kept is not None:
             SGLangEngine.shutdown(SharedEngine.kept)

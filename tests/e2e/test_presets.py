@@ -29,6 +29,7 @@ OVERRIDES = (
     "checkpoint.export=false",
     "logging={tensorboard: false, rollout_samples: 0}",
 )
+UNMOVED = "nothing_to_learn"
 TIMEOUT_S = 280
 
 ACTOR = {"actor/loss", "actor/grad_norm", "actor/entropy", "actor/ratio_max"}
@@ -55,7 +56,8 @@ SHOWN = {
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directories of the presets that are tested."""
     made = tmp_path_factory.mktemp("presets")
-    selected = [item.callspec.params["preset"] for item in request.session.items if item.path == request.path]
+    of_presets = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    selected = [*(item.callspec.params["preset"] for item in of_presets), UNMOVED]
     make = [sys.executable, ROOT / "tools" / "make_quickstart.py", "--out", START]
     subprocess.run(make, cwd=ROOT, check=True, capture_output=True)
     process = subprocess.Popen(
@@ -89,3 +91,14 @@ def test_a_preset_trains_and_shows_its_metrics(directory: Path, preset: str) -> 
         assert all(math.isfinite(value) for value in row.values()), row
         assert row["rollout/logp_diff_max"] < 1e-4
         assert all(row[name] > 0 for name in row if name.endswith("/grad_norm"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * TIMEOUT_S)
+def test_steps_in_which_no_group_is_kept_change_nothing(directory: Path) -> None:
+    run = directory / UNMOVED
+    assert not (run / "error.txt").exists(), (run / "error.txt").read_text()
+    for row in metrics_of(run).values():
+        assert (row["dynamic_sampling/prompts_tried"], row["dynamic_sampling/all_low"]) == (64, 1.0)
+        assert "actor/loss" not in row and "reward/mean" not in row
+    assert sorted(metrics_of(run)) == [1, 2]
