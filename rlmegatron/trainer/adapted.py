@@ -38,8 +38,15 @@ class Adapted:
         return {"kl_coef": self.kl_coef, "return_scale": scale}
 
     def load_state(self, state: Mapping[str, Any], config: KLConfig) -> None:
-        """Go on from a checkpoint; a weight that is not adapted is today's configuration's."""
+        """Go on from a checkpoint; a weight that is not adapted is today's configuration's.
+
+        Raises ValueError where the critic would be taken to speak in other units than it learnt.
+        """
         if config.target is not None:
             self.kl_coef = state["kl_coef"]
-        if self.return_scale is not None and state["return_scale"] is not None:
-            self.return_scale = ReturnScale.from_state(state["return_scale"])
+        saved = state["return_scale"]
+        if (saved is None) != (self.return_scale is None):
+            was, now = (str(scale is not None).lower() for scale in (saved, self.return_scale))
+            raise ValueError(f"critic.normalize_returns: was {was} before the checkpoint and is {now}; set it to {was}")
+        if saved is not None:
+            self.return_scale = ReturnScale.from_state(saved)

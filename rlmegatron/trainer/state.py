@@ -41,7 +41,8 @@ def restore(run: Run) -> int:
     if world.is_lead:
         assert run.prompts is not None
         run.prompts.load_state(state["prompts"])
-    run.adapted.load_state(state["adapted"], run.cfg.algorithm.kl)
+    if "adapted" in state:  # nothing was, before there was something to adapt
+        run.adapted.load_state(state["adapted"], run.cfg.algorithm.kl)
     world.settle("resume", lambda: _restore_rng(run, state, step))
     return step
 
