@@ -90,10 +90,15 @@ class ExpertRouting:
 
     def _wanted(self, batch: TrainBatch, num_tokens: int) -> Tensor:
         """[T L K] of a micro-batch that is filled up to `num_tokens`."""
+        top_k = self.routers[0].experts.top_k if self.routers else 1
+        wanted = torch.full((num_tokens, len(self.routers), top_k), FREE, dtype=torch.int16)
         told = batch.routed_experts
-        assert told is not None, "moe.router_replay is on, but the batch does not say which experts the engine chose"
+        if told is None:  # a rank that got no samples knows of no experts, and has dummies only
+            real = "moe.router_replay is on, but the batch does not say which experts the engine chose"
+            assert (batch.sample_ids == NO_ID).all(), real
+            return wanted
         assert not told.numel() or int(told.max()) < self.num_experts, f"the engine names expert {int(told.max())}"
-        wanted = told.new_full((num_tokens, len(self.routers), told.shape[2]), FREE)
+        wanted = wanted.to(told.device)
         wanted[: len(told)] = told[:, [router.layer for router in self.routers]]
         return wanted
 

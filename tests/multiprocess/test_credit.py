@@ -33,11 +33,12 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Settings:
-    """Sections `algorithm` and `reward`, and whether the critic's returns are scaled."""
+    """Sections `algorithm` and `reward`, whether the critic's returns are scaled, and which prompts there are."""
 
     algorithm: dict[str, Any] = field(default_factory=dict)
     reward: dict[str, Any] = field(default_factory=dict)
     scaled: bool = False
+    prompts: tuple[int, ...] = (0, 1, 2, 3)
 
 
 def stand_in(key: Key, position: int, shift: float) -> float:
@@ -51,7 +52,7 @@ def credited(settings: Settings) -> dict[Key, dict[str, Any]]:
     config = AlgorithmConfig(**settings.algorithm)
     batch = build_step_batch(
         world,
-        held_groups(world, order=world.size),
+        [group for group in held_groups(world, order=world.size) if group.prompt.id in settings.prompts],
         dp_ranks=range(world.size),
         split=lambda facts: by_group([sample.prompt_id for sample in facts], 2),
         drop_cut_off=config.drop_cut_off,
@@ -206,6 +207,14 @@ def test_masked_answers_leave_the_batch_and_others_are_weighted() -> None:
             assert found[key]["loss_mask"] == [kept] * len(logprobs)
             assert found[key]["importance"] == pytest.approx([ratio if kept else 0.0] * len(logprobs), rel=1e-4)
     assert 0 < masked < len(engine) - 1
+
+
+@pytest.mark.parametrize("settings", [{"advantage": "gae"}, {"importance": {"level": "sequence"}}], ids=str)
+def test_ranks_without_a_sample_change_nothing(settings: dict[str, Any]) -> None:
+    """Four samples, of which one is empty, on eight ranks and on one."""
+    many, alone = (over_ranks(Settings(settings, prompts=(0,)), size) for size in (8, 1))
+    assert len(many) == 4
+    assert_advantages(many, {key: found["advantages"] for key, found in alone.items()})
 
 
 def unjudged() -> None:

@@ -123,7 +123,7 @@ def told_to(batches: list[TrainBatch], *, layers: list[int], **topology: Any) ->
     """What the routers of one rank are told when they only score."""
     alone = {"tp": 1, "vpp": 1, "tp_rank": 0, "tp_group": "tp", "sequence_parallel": False}
     sizes = SimpleNamespace(**alone | topology)
-    routers: Any = [SimpleNamespace(layer=layer) for layer in layers]
+    routers: Any = [SimpleNamespace(layer=layer, experts=SimpleNamespace(top_k=2)) for layer in layers]
     settings = MoeConfig(router_replay=True)
     routing = ExpertRouting(routers, num_experts=16, settings=settings, topology=sizes)  # type: ignore[arg-type]
     packed = [inputs.sequences for inputs in pack_all(batches, sizes, CPU)]  # type: ignore[arg-type]
@@ -151,6 +151,12 @@ def test_each_rank_is_told_of_its_slice_and_filler_counts_for_nothing() -> None:
     assert third.sequence.tolist() == [2, 2, 2] and third.wanted is not None
     assert third.wanted[0].tolist() == [[6, 7], [7, 8], [-1, -1]]
     assert third.wanted[2].tolist() == [[8, 9], [9, 10], [-1, -1]]
+
+
+def test_a_rank_that_got_no_samples_routes_its_dummies_freely() -> None:
+    (told,) = told_to([assemble([]).dummy(2)], layers=[0, 2])
+    assert told.wanted is not None and told.wanted[2].tolist() == [[FREE, FREE], [FREE, FREE]]
+    assert not told.counted.any()
 
 
 def test_a_batch_that_does_not_say_is_our_own_mistake() -> None:
