@@ -45,7 +45,8 @@ def shape_rewards(rewards: Tensor, *, clip: tuple[float, float] | None, whiten: 
 
 
 def _whitened(values: Tensor) -> Tensor:
-    # In ascending order, so that no order of the batch changes how the sums are rounded.
+    # Not `whitening`, whose moments are sums over ranks: with all rewards at hand two passes keep a small spread on a
+    # large offset. In ascending order, so that no order of the batch changes how the sums are rounded.
     ascending = values.sort().values
     # A mean of equal numbers need not equal them in floating point.
     if not values.numel() or bool(ascending[0] == ascending[-1]):

@@ -228,8 +228,9 @@ def _short_run(cfg: RunConfig) -> Iterator[str]:
             f"critic.warmup_steps: {cfg.critic.warmup_steps} of {cfg.train.steps} steps leave none that updates the "
             "policy"
         )
-    num_updates = cfg.train.steps * cfg.train.mini_batches * cfg.train.epochs
+    updates = {"actor.optimizer": cfg.num_actor_updates, "critic.optimizer": cfg.num_critic_updates}
     for where, optimizer in _optimizers(cfg).items():
+        num_updates = updates[where]
         if optimizer.warmup_steps >= num_updates:
             yield (
                 f"{where}.warmup_steps: the run's {num_updates} optimizer steps (train.steps x train.epochs x "

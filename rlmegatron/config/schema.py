@@ -357,6 +357,16 @@ class RunConfig(Section):
         return self.algorithm.trains_critic
 
     @property
+    def num_actor_updates(self) -> int:
+        """Most optimizer steps of the policy in the whole run, which set the length of its schedule."""
+        return (self.train.steps - self.critic.warmup_steps) * self.train.mini_batches * self.train.epochs
+
+    @property
+    def num_critic_updates(self) -> int:
+        """The same of the critic."""
+        return self.train.steps * self.train.mini_batches * (self.critic.epochs or self.train.epochs)
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a frozen reference model is built."""
         return self.algorithm.kl.where != "none"

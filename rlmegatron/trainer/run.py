@@ -333,8 +333,8 @@ def _learner(cfg: RunConfig, world: World, arch: Architecture, *, needs_critic: 
         critic_optimizer=cfg.critic.optimizer if needs_critic else None,
         critic_path=cfg.critic.path,
         with_reference=cfg.needs_reference,
-        actor_steps=(cfg.train.steps - cfg.critic.warmup_steps) * cfg.train.mini_batches * cfg.train.epochs,
-        critic_steps=cfg.train.steps * cfg.train.mini_batches * (cfg.critic.epochs or cfg.train.epochs),
+        actor_steps=cfg.num_actor_updates,
+        critic_steps=cfg.num_critic_updates,
         distributed_optimizer=cfg.parallel.distributed_optimizer,
     )
 

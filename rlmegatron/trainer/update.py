@@ -103,13 +103,9 @@ def update_actor(
     """
     topology = learner.topology
 
-    def too_far(stats: Sequence[Mapping[str, Stat]]) -> bool:
-        return max_kl is not None and drift(learner, stats) > max_kl
-
+    veto = None if max_kl is None else lambda stats: drift(learner, stats) > max_kl
     for micro_batches, denominator in _optimizer_steps(topology, batch, objectives, epochs):
-        report = learner.actor.update(
-            batch.local, micro_batches, objectives.policy, denominator=denominator, veto=too_far if max_kl else None
-        )
+        report = learner.actor.update(batch.local, micro_batches, objectives.policy, denominator=denominator, veto=veto)
         stopped = {} if max_kl is None else {"kl_stop": Mean.of([float(not report.applied)])}
         yield _metrics(report, stopped, reports=topology.is_last_stage and topology.tp_rank == 0)
         if not report.applied:
