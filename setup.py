@@ -87,6 +87,7 @@ TEST = [
     "mypy>=1.18",
     "pytest>=8.4",
     "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
     "ruff>=0.14",
     "types-PyYAML",
 ]

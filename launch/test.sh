@@ -9,6 +9,9 @@ usage: bash launch/test.sh [--megatron VERSION] [pytest arguments]
 Makes .venv with the test tools (see bash launch/environment.sh --help), then runs ruff, mypy and pytest, and stops at the
 first that fails. Where nvcc is found, the CUDA kernel has to compile for all devices it is meant for.
 
+Two tests run at a time, at most one of them with ranks and engines of its own. --numprocesses 0 runs one after the other,
+as a debugger (--pdb) needs it.
+
   --megatron VERSION  test on this release of megatron-core instead of the installed one (in .venv/megatron-core/VERSION).
                       Those that want a newer Python are taken as well: their Python sources run on 3.11.
 
@@ -96,4 +99,4 @@ if [[ -n $megatron ]]; then
     echo "test: megatron-core $found"
 fi
 echo "test: pytest"
-.venv/bin/python -m pytest ${pytest_arguments[@]+"${pytest_arguments[@]}"}
+.venv/bin/python -m pytest --numprocesses 2 ${pytest_arguments[@]+"${pytest_arguments[@]}"}

@@ -1,9 +1,13 @@
-"""What holds for all tests: those marked `gpu` are skipped where there is no CUDA device."""
+"""What holds for all tests: `gpu` needs a CUDA device, and those that fill the machine run one after the other."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+
+FILL_THE_MACHINE = ("tests/multiprocess/", "tests/e2e/", "tests/gpu/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -11,3 +15,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several workers (`pytest -n 2`), one takes all tests that need the machine; the rest go file by file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneFillsTheMachine(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "the machine" if nodeid.startswith(FILL_THE_MACHINE) else nodeid.split("::", 1)[0]
+
+    return OneFillsTheMachine(config, log)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from rlmegatron import cli
 
 ROOT = Path(__file__).parents[2]
 TRAIN = str(ROOT / "launch" / "train.py")
-START_UP_S = 2.0
 MakeConfig = Callable[..., Path]
 
 
@@ -61,20 +59,15 @@ def test_a_layout_is_planned_without_weights_but_nothing_trains_without_them(
     assert "has neither model.safetensors nor model.safetensors.index.json" in trained.stderr
 
 
-def test_check_loads_no_torch_and_starts_fast(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_check_loads_nothing_that_is_slow_to_load(make_config: MakeConfig, tmp_path: Path) -> None:
     code = (
         "import sys; from rlmegatron.cli import train_main; code = train_main(sys.argv[1:]); "
         "heavy = {'torch', 'transformers', 'megatron', 'sglang', 'numpy'} & set(sys.modules); "
         "assert not heavy, heavy; sys.exit(code)"
     )
     command = [sys.executable, "-c", code, "--config", str(make_config()), "--check"]
-    took = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-        took.append(time.perf_counter() - start)
-        assert (done.returncode, done.stderr) == (0, "")
-    assert min(took) < START_UP_S
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from fractions import Fraction
 from typing import Any
 
@@ -145,12 +144,11 @@ def test_numeric_reference_without_a_number_is_an_error(reference: Any) -> None:
     "text",
     ["1" * 10**6, "1,111" * 10**5, "1 " * 10**6, "1" + " " * 10**6 + "2", "\\frac{1" * 10**5, "\\boxed{" * 10**5 + "1"],
 )
+@pytest.mark.timeout(60)  # linear time is a fraction of a second, anything above it hours
 def test_hostile_responses_cost_linear_time(text: str) -> None:
-    began = time.perf_counter()
     find_number(text)
     tagged_format(answer(text))
     exact_answer(answer(text, reference="1"), take="boxed")
-    assert time.perf_counter() - began < 2.0
 
 
 def test_regex_searches_or_matches_the_whole_response() -> None:
