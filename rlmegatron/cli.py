@@ -1,4 +1,4 @@
-"""The command line: reads a config, checks all that can be known without a device, then trains or reports.
+"""The command line: has a config checked (`preflight.py`), then trains, or reports what would be trained.
 
 In: arguments. Out: an exit code (0 done, 1 failed, 2 the user's mistake). Must never import torch before training
 starts.
@@ -11,26 +11,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rlmegatron import __version__
-from rlmegatron.algorithms.table import TABLE
-from rlmegatron.config.estimate import smallest_world
-from rlmegatron.config.load import ConfigError, load
-from rlmegatron.config.model_card import ModelCard
-from rlmegatron.config.paths import path_problems
-from rlmegatron.config.report import check_report
-from rlmegatron.config.rules import problems, warnings
-from rlmegatron.config.schema import RunConfig
+from rlmegatron.config.load import ConfigError
 from rlmegatron.config.schema_json import schema_text
 from rlmegatron.distributed.launcher import SEE_REPORT, leave_note
-from rlmegatron.models.card import read_model_card
-from rlmegatron.models.table import read_architecture
-from rlmegatron.rewards.table import resolve as resolve_reward
-from rlmegatron.weight_sync.engine_limits import refuse_what_engines_cannot_serve
+from rlmegatron.preflight import examine
 
 USER_ERROR = 2
 RANK_0_SPEAKS_WITHIN_S = 5.0
+_RANKS_PER_NODE = 8
 
 _OVERRIDES = """\
 overrides:
@@ -51,7 +41,7 @@ examples:
   torchrun --nproc-per-node 8 launch/train.py --config my.yaml
   torchrun --nproc-per-node 2 launch/train.py --config my.yaml train.steps=20 actor.optimizer.lr=1e-6
   python launch/train.py --config my.yaml --check
-  python launch/train.py --config my.yaml --check --ranks 512
+  python launch/train.py --config my.yaml --check --ranks 512 --ranks-per-node 8
 """
 _MAIN_EXAMPLES = """\
 examples:
@@ -61,35 +51,13 @@ examples:
 """
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A config that passed, and what was learnt on the way."""
-
-    cfg: RunConfig
-    card: ModelCard
-    critic_card: ModelCard | None
-    world_size: int
-    world_size_from: str
-    warnings: list[str]
-
-    def report(self) -> str:
-        """The text of `--check`."""
-        return check_report(
-            self.cfg,
-            world_size=self.world_size,
-            world_size_from=self.world_size_from,
-            card=self.card,
-            critic_card=self.critic_card,
-            warnings=self.warnings,
-        )
-
-
 def train_main(arguments: Sequence[str]) -> int:
     """`launch/train.py`: train, or with --check only say what would be trained."""
     parser = _train_parser()
     given = _parse(parser, arguments)
-    if given.ranks is not None and not given.check:
-        parser.error("--ranks goes with --check; a run has as many ranks as torchrun starts")
+    for option, value in (("--ranks", given.ranks), ("--ranks-per-node", given.ranks_per_node)):
+        if value is not None and not given.check:
+            parser.error(f"{option} goes with --check; a run has as many ranks as torchrun starts")
     return _reporting_mistakes(given.config, lambda: _check(given) if given.check else _train(given))
 
 
@@ -108,53 +76,28 @@ def main(arguments: Sequence[str]) -> int:
     return _reporting_mistakes(given.config, lambda: _check(given))
 
 
-def examine(
-    path: str, overrides: Sequence[str], *, world_size: tuple[int, str] | None, plans_only: bool = False
-) -> Checked:
-    """Check everything that is known before a device is touched.
-
-    world_size: the number of ranks and where it came from; None takes the fewest that fit. plans_only: models without
-    weights will do. Raises ConfigError with all problems.
-    """
-    cfg = load(path, overrides)
-    found: list[str] = []
-    card = _card(found, lambda: read_model_card(cfg.model.path, plans_only=plans_only))
-    critic_path = cfg.critic.path if cfg.trains_critic else None
-    critic_card = None
-    if critic_path:
-        critic_card = _card(found, lambda: read_model_card(critic_path, key="critic.path", plans_only=plans_only))
-    size, size_from = world_size or (_smallest(cfg), "the fewest that fit; --ranks sets another number")
-    known = {f"algorithm.{kind}": names for kind, names in TABLE.items()}
-    found += problems(cfg, world_size=size, card=card, critic_card=critic_card, known=known)
-    if card is not None:
-        found += _refusal(lambda: refuse_what_engines_cannot_serve(read_architecture(cfg.model.path)))
-    found += path_problems(cfg)
-    found += _refusal(lambda: resolve_reward(cfg.reward.name, cfg.reward.args))
-    if found or card is None:
-        raise ConfigError(found)
-    notes = [*warnings(cfg, world_size=size, card=card), *card.absent, *(critic_card.absent if critic_card else ())]
-    return Checked(cfg, card, critic_card, size, size_from, notes)
-
-
 def _check(given: argparse.Namespace) -> int:
     world_size = None
     if given.ranks is not None:
         world_size = (given.ranks, "from --ranks")
     elif "WORLD_SIZE" in os.environ:
-        world_size = (_environment_ranks(), "from WORLD_SIZE")
-    checked = examine(given.config, given.overrides, world_size=world_size, plans_only=True)
+        world_size = (_in_environment("WORLD_SIZE"), "from WORLD_SIZE")
+    per_node = given.ranks_per_node or _environment_per_node() or _RANKS_PER_NODE
+    checked = examine(given.config, given.overrides, world_size=world_size, ranks_per_node=per_node, plans_only=True)
     if _speaks():
         print(checked.report())
     return 0
 
 
 def _train(given: argparse.Namespace) -> int:
-    world_size = (_environment_ranks(), "from torchrun") if "WORLD_SIZE" in os.environ else (1, "without torchrun")
-    checked = examine(given.config, given.overrides, world_size=world_size)
+    world_size = (1, "without torchrun")
+    if "WORLD_SIZE" in os.environ:
+        world_size = (_in_environment("WORLD_SIZE"), "from torchrun")
+    checked = examine(given.config, given.overrides, world_size=world_size, ranks_per_node=_environment_per_node())
     if _speaks():
         for warning in checked.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-    from rlmegatron.trainer.run import main as run_training
+    from rlmegatron.trainer.main import main as run_training
 
     return run_training(checked.cfg)
 
@@ -182,33 +125,15 @@ def _speaks() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _environment_ranks() -> int:
-    text = os.environ["WORLD_SIZE"]
+def _environment_per_node() -> int | None:
+    return _in_environment("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else None
+
+
+def _in_environment(name: str) -> int:
+    text = os.environ[name]
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError([f"WORLD_SIZE: '{text}' in the environment is not allowed; use a whole number above 0"])
+        raise ConfigError([f"{name}: '{text}' in the environment is not allowed; use a whole number above 0"])
     return int(text)
-
-
-def _smallest(cfg: RunConfig) -> int:
-    return smallest_world(cfg.parallel, engine_tensor=cfg.rollout.tensor)
-
-
-def _card(found: list[str], read: Callable[[], ModelCard]) -> ModelCard | None:
-    """The card, or None with the reasons added to `found`."""
-    try:
-        return read()
-    except ValueError as error:
-        found.extend(str(error).splitlines())
-        return None
-
-
-def _refusal(check: Callable[[], object]) -> list[str]:
-    """What a higher layer's own check says, if it refuses."""
-    try:
-        check()
-    except ValueError as error:
-        return str(error).splitlines()
-    return []
 
 
 def _train_parser() -> argparse.ArgumentParser:
@@ -264,6 +189,12 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
         type=count_of,
         metavar="N",
         help="number of ranks to check for; default: WORLD_SIZE, else the fewest that fit",
+    )
+    parser.add_argument(
+        "--ranks-per-node",
+        type=count_of,
+        metavar="N",
+        help=f"GPUs of a node, which no engine spans; default: LOCAL_WORLD_SIZE, else {_RANKS_PER_NODE}",
     )
 
 

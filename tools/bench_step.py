@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.launch import become_torchrun
 from bench.measure import Comparison, Phase, alternate, phases
 from bench.report import as_data, comparison_table, phase_table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from rlmegatron.cli import count_of, examine
+from rlmegatron.cli import count_of
 from rlmegatron.config.load import ConfigError, load
+from rlmegatron.preflight import examine
 
 if TYPE_CHECKING:
     from bench.bare_sglang import BareEngine
@@ -80,9 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{given.config}: nothing was started\n{problems}", file=sys.stderr)
         return 2
     if not started and num_ranks > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, less its warning
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-        os.execv(sys.executable, [*torchrun, __file__, *(sys.argv[1:] if argv is None else argv)])
+        become_torchrun(__file__, argv, num_ranks=num_ranks)
     return run_rank(given)
 
 
@@ -146,8 +146,8 @@ def run_rank(given: argparse.Namespace) -> int:
 
 def measure(given: argparse.Namespace, cfg: RunConfig, world: World) -> int:
     """All measurements in one run; rank 0 reports."""
+    from rlmegatron.trainer.build import running
     from rlmegatron.trainer.online import train
-    from rlmegatron.trainer.run import running
 
     console = Console(highlight=False, quiet=not world.is_lead)
     if not console.is_terminal:

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from argument_types import above_zero
+from bench.launch import become_torchrun
 from bench.sync_layout import SyncLayout, parse_layout
 from rich.console import Console
 
 from rlmegatron.cli import count_of
+from rlmegatron.config.estimate import NUM_BYTES
 
 if TYPE_CHECKING:
     from bench.sync_report import Report
@@ -73,7 +76,6 @@ exit codes:
   2  the command line is wrong; nothing was started
 """
 LOG_WIDTH = 160
-DTYPES = ("fp32", "bf16")
 TRANSPORTS = ("peer", "collective", "hf_stream", "megatron")
 
 
@@ -82,9 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parse(argv)
     if "WORLD_SIZE" in os.environ or given.ranks == 1:
         return run_rank(given)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, less its warning
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}"]
-    os.execv(sys.executable, [*torchrun, __file__, *(sys.argv[1:] if argv is None else argv)])
+    become_torchrun(__file__, argv, num_ranks=given.ranks)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -107,18 +107,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--family", default="qwen3", metavar="NAME", help="model family, as qwen3_moe (default qwen3)")
-    parser.add_argument("--gb", type=_above_zero, default=0.1, metavar="GB", help="size of the model (default 0.1)")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the learner's weights (default fp32)")
-    parser.add_argument("--engine-dtype", choices=DTYPES, help="of the engines' weights (default: as the learner's)")
+    parser.add_argument("--gb", type=above_zero, default=0.1, metavar="GB", help="size of the model (default 0.1)")
+    parser.add_argument("--dtype", choices=NUM_BYTES, default="fp32", help="of the learner's weights (default fp32)")
+    parser.add_argument("--engine-dtype", choices=NUM_BYTES, help="of the engines' weights (default: as the learner's)")
     parser.add_argument("--layout", default="tp8pp1->tp2", metavar="A->B", help="see below (default tp8pp1->tp2)")
     parser.add_argument("--ranks", type=count_of, metavar="N", help="ranks, without torchrun (default: the fewest)")
     parser.add_argument("--rounds", type=count_of, default=5, metavar="N", help="timed calls of each (default 5)")
     parser.add_argument(
         "--transports", default=",".join(TRANSPORTS), metavar="A,B", help="which, in which order (default: all)"
     )
-    parser.add_argument("--bucket-mb", type=_above_zero, default=512, metavar="MB", help="of a bucket (default 512)")
+    parser.add_argument("--bucket-mb", type=above_zero, default=512, metavar="MB", help="of a bucket (default 512)")
     parser.add_argument("--check", action="store_true", help="compare every destination bit for bit, once")
-    parser.add_argument("--timeout", type=_above_zero, default=300, metavar="S", help="of a collective (default 300)")
+    parser.add_argument("--timeout", type=above_zero, default=300, metavar="S", help="of a collective (default 300)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything, with every round, to this file")
     given = parser.parse_args(argv)
     started = os.environ.get("WORLD_SIZE")
@@ -238,7 +238,7 @@ def _facts(given: argparse.Namespace, scene: Scene) -> dict[str, Any]:
         "ranks": given.layout.num_ranks,
         "engines": given.layout.engines,
         "family": given.family,
-        "bytes": num_elements(arch) * _torch_dtype(given.dtype).itemsize,
+        "bytes": num_elements(arch) * NUM_BYTES[given.dtype],
         "layers": arch.num_layers,
         "hidden_size": arch.hidden_size,
         "dtype": given.dtype if given.dtype == given.engine_dtype else f"{given.dtype} -> {given.engine_dtype}",
@@ -256,15 +256,15 @@ def _architecture(given: argparse.Namespace) -> Any:
     return architecture_for(
         given.family,
         num_bytes=given.gb * 1e9,
-        itemsize=_torch_dtype(given.dtype).itemsize,
+        itemsize=NUM_BYTES[given.dtype],
         layer_multiple=layout.train.pp * layout.vpp,
     )
 
 
 def _torch_dtype(name: str) -> Any:
-    import torch
+    from rlmegatron.learner.build import DTYPES
 
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+    return DTYPES[name]
 
 
 def _transports(text: str) -> tuple[str, ...]:
@@ -273,16 +273,6 @@ def _transports(text: str) -> tuple[str, ...]:
     if unknown or len(set(names)) < len(names):
         raise ValueError(f"--transports {text}: use each of {', '.join(TRANSPORTS)} once at most")
     return names
-
-
-def _above_zero(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
 
 
 if __name__ == "__main__":

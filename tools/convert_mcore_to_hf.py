@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from argument_types import above_zero
 from converter.arguments import converter_parser, prepare
 
 _EPILOG = """\
@@ -60,16 +61,9 @@ def _parser() -> argparse.ArgumentParser:
         help="directory with the model's config.json, tokenizer and so on (default: those in --mcore)",
     )
     parser.add_argument(
-        "--file-gb", type=_positive, default=5.0, metavar="GB", help="size of a safetensors file (default: 5)"
+        "--file-gb", type=above_zero, default=5.0, metavar="GB", help="size of a safetensors file (default: 5)"
     )
     return parser
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from argument_types import not_negative
 from quickstart import problems
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rlmegatron.cli import count_of
 from rlmegatron.platform.torchvision_ops import install_torchvision_hook
 
 if TYPE_CHECKING:
@@ -63,7 +65,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Command-line arguments."""
     parser = argparse.ArgumentParser(description="Make the quickstart's model and data (under a minute on two cores).")
     parser.add_argument("--out", type=Path, required=True, help="directory to make, for example runs/quickstart")
-    parser.add_argument("--seed", type=_count(0), default=1, help="seed of the model and of the problems (default 1)")
+    parser.add_argument(
+        "--seed", type=not_negative, default=1, help="seed of the model and of the problems (default 1)"
+    )
     parser.add_argument(
         "--variant",
         choices=sorted(problems.VARIANTS),
@@ -72,7 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--threads",
-        type=_count(1),
+        type=count_of,
         default=2,
         help="threads of the warm-up; part of what decides its bytes (default 2)",
     )
@@ -191,16 +195,6 @@ def _write_rows(path: Path, digits: Sequence[str]) -> None:
 
 def _words(settings: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in settings.items())
-
-
-def _count(least: int) -> Any:
-    def convert(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-        return value
-
-    return convert
 
 
 if __name__ == "__main__":

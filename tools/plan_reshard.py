@@ -18,11 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
-from rlmegatron.cli import Checked, count_of, examine
+from rlmegatron.cli import count_of
+from rlmegatron.config.estimate import NUM_BYTES
 from rlmegatron.config.load import ConfigError
 from rlmegatron.models.replica import ReplicaLayout
 from rlmegatron.models.rules import stages
 from rlmegatron.models.table import read_architecture
+from rlmegatron.preflight import Checked, examine
 from rlmegatron.rollout.placement import place_engines
 from rlmegatron.weight_sync.choose import choose_transport
 from rlmegatron.weight_sync.forecast import Forecast, forecast
@@ -96,7 +98,7 @@ def plan(checked: Checked, *, ranks_per_node: int) -> tuple[list[tuple[int, ...]
             engine_expert=rollout.expert,
             num_ranks=checked.world_size,
             ranks_per_node=ranks_per_node,
-            itemsize=2 if cfg.engine_dtype == "bf16" else 4,
+            itemsize=NUM_BYTES[cfg.engine_dtype],
             planned=bar.update,
         )
     return engines, found
@@ -113,7 +115,7 @@ def describe(
         engine_dtype=cfg.engine_dtype,
         num_nodes=-(-checked.world_size // ranks_per_node),
     )
-    groups = exchange_groups(moved.givers)
+    groups = exchange_groups(moved.source_ranks)
     far = [group for group in groups if len({rank // ranks_per_node for rank in group}) > 1]
     most, least = max(moved.received), min(moved.received)
     ratio = f" ({most / moved.bound:.2f} x the bound of {moved.bound / MIB:,.1f})" if moved.bound else ""
@@ -124,7 +126,7 @@ def describe(
         "engines": ", ".join(str(tuple(ranks)) for ranks in engines[:4]) + (", ..." if len(engines) > 4 else ""),
         "received": f"{least / MIB:,.1f} to {most / MIB:,.1f} MiB a rank{ratio}, {moved.total / MIB:,.1f} MiB in all",
         "groups": f"{len(groups)} of up to {size} ranks; {len(far)} of them span nodes",
-        "messages": f"a rank reads from up to {max(map(len, moved.givers)) - 1} others, in up to "
+        "messages": f"a rank reads from up to {max(map(len, moved.source_ranks)) - 1} others, in up to "
         f"{max(found.num_pieces):,} pieces",
         "transport": f"{transport} ({reason})",
         "memory": _memory(transport, cfg.weight_sync.bucket_mb, any_far=bool(far)),

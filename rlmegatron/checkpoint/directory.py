@@ -7,13 +7,13 @@ directory with a plain name is always complete. Must never import torch.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_NAME = re.compile(r"step_(\d{6,})$")
+from rlmegatron.config.file_names import WHOLE_CHECKPOINT
+
 STATE_FILE = "state.json"
 
 
@@ -35,7 +35,7 @@ class CheckpointDirectory:
         """Steps of all whole checkpoints, ascending."""
         if not self.path.is_dir():
             return []
-        found = (_NAME.match(entry.name) for entry in self.path.iterdir())
+        found = (WHOLE_CHECKPOINT.fullmatch(entry.name) for entry in self.path.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def newest(self) -> int | None:

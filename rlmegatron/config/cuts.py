@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from rlmegatron.config.model_card import ModelCard
 from rlmegatron.config.partition import stage_sizes
 from rlmegatron.config.schema import ParallelConfig, RunConfig
-
-_NUM_LISTED = 12
+from rlmegatron.config.wording import listed
 
 
 def training_cuts(sizes: ParallelConfig, card: ModelCard, *, owner: str) -> Iterator[str]:
@@ -140,11 +139,3 @@ def divisors(count: int) -> str:
 
 def _divisors(count: int) -> list[int]:
     return [size for size in range(1, count + 1) if count % size == 0]
-
-
-def listed(values: list[int] | list[str]) -> str:
-    """'1, 2 or 4'; of many the first ones and the last."""
-    shown = [str(value) for value in values]
-    if len(shown) > _NUM_LISTED:
-        shown = [*shown[: _NUM_LISTED - 1], "...", shown[-1]]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"

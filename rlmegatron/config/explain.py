@@ -5,7 +5,6 @@ In: pydantic's errors and the values given. Out: text. Must never import torch.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlmegatron.config.schema import RunConfig
+from rlmegatron.config.wording import as_yaml, listed, nearest
 from rlmegatron.config.yaml_text import KeyPath
 
 _NUM_ELSEWHERE = 3
@@ -37,16 +37,6 @@ def dotted(path: KeyPath) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.lstrip(".")
-
-
-def as_yaml(value: Any) -> str:
-    """A value as the user would have typed it, cut to a readable length."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = repr(list(value)) if isinstance(value, tuple) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def is_open_mapping(path: KeyPath) -> bool:
@@ -96,13 +86,13 @@ def _nearest(path: KeyPath) -> str:
     if key in {dotted(other) for other in known}:
         section, _, name = key.rpartition(".")
         return f"write '{name}' indented below '{section}:'"
-    if close := difflib.get_close_matches(key, siblings, n=1, cutoff=0.6):
-        return f"did you mean {dotted((*parent, close[0]))}?"
+    if close := nearest(key, siblings):
+        return f"did you mean {dotted((*parent, close))}?"
     by_name: dict[str, list[str]] = {}
     for other in known:
         by_name.setdefault(str(other[-1]), []).append(dotted(other))
-    if close := difflib.get_close_matches(key, by_name, n=1, cutoff=0.75):
-        return f"did you mean {' or '.join(by_name[close[0]][:_NUM_ELSEWHERE])}?"
+    if close := nearest(key, by_name, cutoff=0.75):
+        return f"did you mean {' or '.join(by_name[close][:_NUM_ELSEWHERE])}?"
     return f"{dotted(parent) or 'the file'} has {', '.join(siblings)}"
 
 
@@ -154,9 +144,9 @@ def _all_paths() -> Iterator[KeyPath]:
 def _describe(node: dict[str, Any]) -> str:
     node = _resolve(node)
     if "anyOf" in node:
-        return _either([_describe(option) for option in node["anyOf"]])
+        return listed([_describe(option) for option in node["anyOf"]])
     if "enum" in node:
-        return _either([as_yaml(value) for value in node["enum"]])
+        return listed([as_yaml(value) for value in node["enum"]])
     kind = node["type"]
     if kind == "array":
         return _describe_list(node)
@@ -181,7 +171,3 @@ def _bounds(node: dict[str, Any]) -> str:
     words = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
     parts = [f"{word} {node[key]:g}" for key, word in words.items() if key in node]
     return f" {' and '.join(parts)}" if parts else ""
-
-
-def _either(options: list[str]) -> str:
-    return options[0] if len(options) == 1 else f"{', '.join(options[:-1])} or {options[-1]}"

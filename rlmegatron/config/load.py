@@ -15,9 +15,10 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from rlmegatron.config import yaml_text
-from rlmegatron.config.explain import as_yaml, dotted, explain, is_open_mapping
+from rlmegatron.config.explain import dotted, explain, is_open_mapping
 from rlmegatron.config.schema import RunConfig
 from rlmegatron.config.section import Section
+from rlmegatron.config.wording import as_yaml
 from rlmegatron.config.yaml_text import KeyPath
 
 _COMMAND_LINE = "command line"
@@ -52,16 +53,18 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     def origin(key: KeyPath) -> str:
         return next((origins[key[:end]] for end in range(len(key), 0, -1) if key[:end] in origins), str(path))
 
-    problems += [
-        f"{dotted(key)}: {value} is not allowed; use a finite number ({origin(key)})"
+    infinite = {
+        key: f"{dotted(key)}: {value} is not allowed; use a finite number ({origin(key)})"
         for key, value in _leaves(given, ())
         if isinstance(value, float) and not math.isfinite(value)
-    ]
+    }
+    problems += infinite.values()
     filled = _fill(RunConfig, given)
     try:
         config = RunConfig.model_validate(filled)
     except ValidationError as error:
-        problems += explain(error, given=filled, origin=origin)
+        said = tuple(f"{dotted(key)}: " for key in infinite)
+        problems += [line for line in explain(error, given=filled, origin=origin) if not line.startswith(said)]
     if problems:
         raise ConfigError(problems)
     return config

@@ -5,6 +5,7 @@ In: numbers. Out: numbers. Pure, so that the check of a config and a run use the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import lcm
 
 _VOCAB_MULTIPLE = 8
@@ -21,15 +22,31 @@ def padded_vocab(vocab_size: int, *, tensor: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
-def engine_groups(*, world_size: int, tensor: int, train_tensor: int) -> list[tuple[int, ...]]:
+def engine_groups(
+    *, world_size: int, tensor: int, train_tensor: int, ranks_per_node: int | None = None
+) -> list[tuple[int, ...]]:
     """The ranks of every engine of `tensor` ranks, each in the order of the engine's own, by their first rank.
 
     Where one of the two tensor-parallel sizes divides the other, the smaller of a rank's two shares of the model, as a
     learner and as an engine, lies inside the larger (HybridFlow, arXiv 2409.19256, section 5): with a training TP of 8
     and engines of 2 they are (0, 4), (1, 5), (2, 6), (3, 7), with 2 and 4 they are (0, 2, 1, 3). Otherwise no order
-    does that, and an engine's ranks are consecutive.
+    does that, and an engine's ranks are consecutive; so they are where tensor parallelism in training reaches over
+    nodes, which engines must not. ranks_per_node: None where all ranks are on one. Raises ValueError for engines that
+    span nodes even so.
     """
     assert world_size % tensor == world_size % train_tensor == 0, f"{tensor} and {train_tensor} in {world_size} ranks"
+    per_node = min(ranks_per_node or world_size, world_size)
+    for near in (train_tensor, 1):
+        groups = _groups_near(near, world_size=world_size, tensor=tensor)
+        if not _span_nodes(groups, per_node):
+            return groups
+    allowed = ", ".join(str(size) for size in range(1, per_node + 1) if per_node % size == 0)
+    raise ValueError(
+        f"rollout.tensor: engines of {tensor} ranks would span nodes of {per_node} ranks; use one of {allowed}"
+    )
+
+
+def _groups_near(train_tensor: int, *, world_size: int, tensor: int) -> list[tuple[int, ...]]:
     if train_tensor % tensor == 0:
         stride = train_tensor // tensor
         firsts = (block + number for block in range(0, world_size, train_tensor) for number in range(stride))
@@ -38,6 +55,10 @@ def engine_groups(*, world_size: int, tensor: int, train_tensor: int) -> list[tu
     parts = tensor // train_tensor if tensor % train_tensor == 0 else 1
     order = [part % parts * train_tensor + part // parts for part in range(tensor)]
     return [tuple(first + place for place in order) for first in range(0, world_size, tensor)]
+
+
+def _span_nodes(groups: Sequence[Sequence[int]], per_node: int) -> bool:
+    return any(len({rank // per_node for rank in ranks}) > 1 for ranks in groups)
 
 
 def stage_sizes(*, num_layers: int, pp: int, vpp: int, first: int | None, last: int | None) -> list[int]:

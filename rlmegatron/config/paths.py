@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlmegatron.config.file_names import JSON_LINES_SUFFIXES, WHOLE_CHECKPOINT, suffix_of
 from rlmegatron.config.schema import RunConfig
-
-_WHOLE_CHECKPOINT = re.compile(r"step_\d+")
-_JSON_LINES = (".jsonl", ".ndjson", ".json")
-_SUFFIXES = (*_JSON_LINES, ".parquet", ".pq")
 
 
 def path_problems(cfg: RunConfig) -> list[str]:
@@ -30,16 +26,19 @@ def path_problems(cfg: RunConfig) -> list[str]:
 
 def _data_file(name: str, key: str, *, prompt_key: str) -> Iterator[str]:
     path = Path(name)
-    if path.suffix.lower() not in _SUFFIXES:
-        yield f"{key}: {name} is of an unknown kind; use a file that ends in {', '.join(_SUFFIXES)}"
-    elif not path.is_file():
+    try:
+        suffix = suffix_of(name)
+    except ValueError as error:
+        yield f"{key}: {error}"
+        return
+    if not path.is_file():
         what = "is a directory" if path.is_dir() else f"does not exist (looked in {Path.cwd()})"
         yield f"{key}: {name} {what}; use a file"
     elif not os.access(path, os.R_OK):
         yield f"{key}: {name} is not readable"
     elif path.stat().st_size == 0:
         yield f"{key}: {name} is empty"
-    elif path.suffix.lower() in _JSON_LINES:
+    elif suffix in JSON_LINES_SUFFIXES:
         yield from _first_row(path, prompt_key)
 
 
@@ -79,6 +78,6 @@ def _run_directory(cfg: RunConfig) -> Iterator[str]:
 
 
 def _whole_checkpoint(checkpoints: Path) -> str | None:
-    """The name of some whole checkpoint (see rlmegatron/checkpoint/directory.py, which this layer cannot import)."""
+    """The name of some whole checkpoint."""
     names = [entry.name for entry in checkpoints.iterdir()] if checkpoints.is_dir() else []
-    return next((name for name in sorted(names) if _WHOLE_CHECKPOINT.fullmatch(name)), None)
+    return next((name for name in sorted(names) if WHOLE_CHECKPOINT.fullmatch(name)), None)

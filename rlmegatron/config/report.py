@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlmegatron.config.estimate import Layout, layout_of, memory_of, rank_parameters, spans
+from rlmegatron.config.estimate import memory_of, rank_parameters
+from rlmegatron.config.layout import Layout, layout_of
 from rlmegatron.config.model_card import ExpertSizes, ModelCard
 from rlmegatron.config.schema import RunConfig
 
@@ -20,12 +21,17 @@ def check_report(
     *,
     world_size: int,
     world_size_from: str,
+    ranks_per_node: int | None = None,
     card: ModelCard,
     critic_card: ModelCard | None = None,
     warnings: Sequence[str] = (),
 ) -> str:
-    """The whole report. `world_size_from` says where the number of ranks came from, as 'from --ranks'."""
-    layout = layout_of(cfg, world_size=world_size)
+    """The whole report.
+
+    world_size_from: where the number of ranks came from, as 'from --ranks'. ranks_per_node: None where all are on one
+    node.
+    """
+    layout = layout_of(cfg, world_size=world_size, ranks_per_node=ranks_per_node)
     blocks = [
         _heading(cfg, card, layout, world_size_from=world_size_from),
         _models(cfg),
@@ -49,10 +55,15 @@ def _heading(cfg: RunConfig, card: ModelCard, layout: Layout, *, world_size_from
         f"        {card.num_layers} layers, hidden {card.hidden_size}, {card.num_heads} heads of {card.head_dim} over "
         f"{keys}, {_mlp(card)}, vocabulary {card.vocab_size} ({tied}), {card.max_positions} positions",
         *(f"        left out: {reason}" for reason in card.left_out),
-        f"world   {layout.world} {_plural('rank', layout.world)} ({world_size_from}) = TP {layout.tensor} x PP "
-        f"{layout.pipeline} x DP {layout.data}" + _options(cfg),
+        f"world   {layout.world} {_plural('rank', layout.world)} ({world_size_from}){_nodes(layout)} = TP "
+        f"{layout.tensor} x PP {layout.pipeline} x DP {layout.data}" + _options(cfg),
         *([_expert_world(layout)] if card.experts else []),
     ]
+
+
+def _nodes(layout: Layout) -> str:
+    size = layout.ranks_per_node
+    return f" on nodes of {size}" if size is not None and size < layout.world else ""
 
 
 def _mlp(card: ModelCard) -> str:
@@ -168,6 +179,22 @@ def _groups(layout: Layout, card: ModelCard) -> list[str]:
     return ["groups", *_table(rows)]
 
 
+def spans(groups: Sequence[Sequence[int]]) -> str:
+    """Groups of ranks as text; of many the first two and the last, as '0-1, 2-3, ..., 510-511'."""
+    shown = [_span(group) for group in groups]
+    return ", ".join(shown if len(shown) <= 4 else [*shown[:2], "...", shown[-1]])
+
+
+def _span(ranks: Sequence[int]) -> str:
+    """Consecutive ranks as 'a-b', others as '{a, b, ...}'."""
+    if len(ranks) == 1:
+        return str(ranks[0])
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    shown = [str(rank) for rank in ranks]
+    return "{" + ", ".join(shown if len(shown) <= 6 else [*shown[:2], "...", shown[-1]]) + "}"
+
+
 def _batch(cfg: RunConfig, layout: Layout) -> list[str]:
     rollout, train = cfg.rollout, cfg.train
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
@@ -187,10 +214,17 @@ def _batch(cfg: RunConfig, layout: Layout) -> list[str]:
         ),
         (
             "whole run",
-            f"{train.steps} steps, {train.steps * samples:,} samples, {train.steps * updates:,} optimizer steps",
+            f"{train.steps} steps, {train.steps * samples:,} samples, {_updates_of_the_run(cfg)}",
         ),
     ]
     return ["each step", *_table(rows)]
+
+
+def _updates_of_the_run(cfg: RunConfig) -> str:
+    actor, critic = max(cfg.num_actor_updates, 0), cfg.num_critic_updates
+    if not cfg.trains_critic or actor == critic:
+        return f"{actor:,} optimizer steps"
+    return f"{actor:,} optimizer steps of the actor and {critic:,} of the critic"
 
 
 def _memory(cfg: RunConfig, layout: Layout, card: ModelCard, critic_card: ModelCard | None) -> list[str]:

@@ -6,16 +6,16 @@ choice that is probably not meant. Must never import torch, nor look at files (`
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 
 from rlmegatron.config.algorithm_rules import algorithm_problems, algorithm_warnings, expert_problems
-from rlmegatron.config.cuts import divisors, engine_cuts, listed, training_cuts
-from rlmegatron.config.estimate import model_ranks, smallest_world
+from rlmegatron.config.cuts import divisors, engine_cuts, training_cuts
+from rlmegatron.config.layout import model_ranks, smallest_world
 from rlmegatron.config.model_card import ModelCard
-from rlmegatron.config.partition import padded_vocab
+from rlmegatron.config.partition import engine_groups, padded_vocab
 from rlmegatron.config.schema import OptimizerConfig, RunConfig
+from rlmegatron.config.wording import as_yaml, did_you_mean, listed
 
 _OWN_FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 _OWN_ENGINE_ARGS = {
@@ -35,6 +35,25 @@ _OWN_ENGINE_ARGS = {
     "load_format": "engines get their weights by publishing",
 }
 """What a run decides elsewhere: the server argument and where."""
+_CALLED_ELSEWHERE: Mapping[str, Mapping[str, str]] = {
+    "algorithm.advantage": {
+        "ppo": "PPO's is 'gae'",
+        "dapo": "DAPO's is 'grpo'; what makes it DAPO is in yaml_configs/quickstart_dapo.yaml",
+        "dr_grpo": "Dr. GRPO's is 'grpo' with normalize_std: false (yaml_configs/quickstart_dr_grpo.yaml)",
+        "gspo": "'gspo' is an algorithm.policy_loss; its advantage is 'grpo'",
+        "cispo": "'cispo' is an algorithm.policy_loss; its advantage is 'grpo'",
+        "reinforce_plus_plus": "use 'reinforce_pp'",
+        "reinforce_plus_plus_baseline": "use 'reinforce_pp_baseline'",
+    },
+    "algorithm.policy_loss": {
+        "ppo": "use 'ppo_clip'",
+        "grpo": "'grpo' is an algorithm.advantage; its loss is 'ppo_clip'",
+        "dapo": "DAPO's is 'ppo_clip'; what makes it DAPO is in yaml_configs/quickstart_dapo.yaml",
+        "dr_grpo": "Dr. GRPO's is 'ppo_clip'; what makes it Dr. GRPO is in yaml_configs/quickstart_dr_grpo.yaml",
+        "gpg": "'gpg' is an algorithm.advantage; its loss is 'reinforce'",
+    },
+}
+"""Names of other libraries, and of algorithms that are a combination here, where the nearest spelling misleads."""
 _NOTHING: tuple[str | int | bool, ...] = ()
 _AS_PUBLISHED: Mapping[str, tuple[str | int | bool, ...]] = {
     **dict.fromkeys(("pp_size", "dp_size", "attn_cp_size", "moe_dp_size", "dwdp_size", "dcp_size"), (1,)),
@@ -61,21 +80,22 @@ def problems(
     cfg: RunConfig,
     *,
     world_size: int | None,
+    ranks_per_node: int | None = None,
     card: ModelCard | None,
     critic_card: ModelCard | None = None,
     known: Mapping[str, Collection[str]] | None = None,
 ) -> list[str]:
     """Every rule that `cfg` breaks, one line each; an empty list means that none is.
 
-    world_size: ranks of the run, None if not known. card: the model, None if it could not be read. critic_card: the
-    model at critic.path, if that is given. known: names by the config key that takes one, such as 'reward.name', from
-    tables that lie in higher layers.
+    world_size: ranks of the run, None if not known. ranks_per_node: None if all are on one node. card: the model, None
+    if it could not be read. critic_card: the model at critic.path, if that is given. known: names by the config key
+    that takes one, such as 'reward.name', from tables that lie in higher layers.
     """
     found = [*_parallel(cfg), *_batch(cfg), *_lengths(cfg), *_optimizer(cfg)]
     found += algorithm_problems(cfg)
     found += [*_engine_parts(cfg), *_engine_args(cfg), *_weight_types(cfg)]
     if world_size is not None:
-        found += _world(cfg, world_size)
+        found += _world(cfg, world_size, ranks_per_node=ranks_per_node)
     if card is not None:
         found += training_cuts(cfg.parallel, card, owner="model.path")
         found += [*_text(cfg, card), *engine_cuts(cfg, card), *_positions(cfg, card), *expert_problems(cfg, card)]
@@ -136,7 +156,7 @@ def _parallel(cfg: RunConfig) -> Iterator[str]:
             )
 
 
-def _world(cfg: RunConfig, world_size: int) -> Iterator[str]:
+def _world(cfg: RunConfig, world_size: int, *, ranks_per_node: int | None) -> Iterator[str]:
     sizes, engine = cfg.parallel, cfg.rollout.tensor
     whole_models = model_ranks(sizes)
     if world_size % whole_models:
@@ -147,7 +167,17 @@ def _world(cfg: RunConfig, world_size: int) -> Iterator[str]:
         return
     if world_size % engine:
         yield f"rollout.tensor: {engine} does not divide the world size ({world_size}); use {divisors(world_size)}"
+    else:
+        yield from _engine_places(cfg, world_size, ranks_per_node=ranks_per_node)
     yield from _shares(cfg, num_replicas=world_size // (sizes.tensor * sizes.pipeline))
+
+
+def _engine_places(cfg: RunConfig, world_size: int, *, ranks_per_node: int | None) -> Iterator[str]:
+    tensor, train_tensor = cfg.rollout.tensor, cfg.parallel.tensor
+    try:
+        engine_groups(world_size=world_size, tensor=tensor, train_tensor=train_tensor, ranks_per_node=ranks_per_node)
+    except ValueError as error:
+        yield str(error)
 
 
 def _ranks_of_a_model(cfg: RunConfig) -> str:
@@ -231,7 +261,7 @@ def _short_run(cfg: RunConfig) -> Iterator[str]:
     updates = {"actor.optimizer": cfg.num_actor_updates, "critic.optimizer": cfg.num_critic_updates}
     for where, optimizer in _optimizers(cfg).items():
         num_updates = updates[where]
-        if optimizer.warmup_steps >= num_updates:
+        if optimizer.warmup_steps >= num_updates > 0:
             yield (
                 f"{where}.warmup_steps: the run's {num_updates} optimizer steps (train.steps x train.epochs x "
                 f"train.mini_batches) end before these {optimizer.warmup_steps}, below the peak learning rate"
@@ -271,12 +301,16 @@ def _positions(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
         yield f"{key}: {cfg.context_length} exceeds the model's max_position_embeddings ({card.max_positions})"
 
 
+def is_own_function(name: str) -> bool:
+    """Whether `name` reads 'package.module:function'."""
+    return _OWN_FUNCTION.match(name) is not None
+
+
 def _name(key: str, name: str, names: Collection[str]) -> Iterator[str]:
-    if name in names or _OWN_FUNCTION.match(name):
+    if name in names or is_own_function(name):
         return
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"use {listed(sorted(names))}, or 'package.module:function'"
-    yield f"{key}: '{name}' is not known; {hint}"
+    hint = did_you_mean(name, names) or f"use {listed(sorted(names))}, or 'package.module:function'"
+    yield f"{key}: '{name}' is not known; {_CALLED_ELSEWHERE.get(key, {}).get(name, hint)}"
 
 
 def _value_at(cfg: RunConfig, key: str) -> str:
@@ -300,18 +334,13 @@ def _engine_args(cfg: RunConfig) -> Iterator[str]:
     for name in sorted(given.keys() & _AS_PUBLISHED.keys()):
         allowed = _AS_PUBLISHED[name]
         if given[name] not in allowed:
-            remedy = f"use {listed([_shown(value) for value in allowed])}" if allowed else "remove it"
+            remedy = f"use {listed([as_yaml(value) for value in allowed])}" if allowed else "remove it"
             yield (
-                f"rollout.engine_args.{name}: {_shown(given[name])} has engines keep weights where publishing does not "
-                f"put them; {remedy}"
+                f"rollout.engine_args.{name}: {as_yaml(given[name])} has engines keep weights where publishing does "
+                f"not put them; {remedy}"
             )
     if cfg.rollout.expert > 1 and given.get("disable_shared_experts_fusion") is False:
         yield (
             "rollout.engine_args.disable_shared_experts_fusion: false cannot go with rollout.expert "
             f"{cfg.rollout.expert}: some GPUs would copy shared experts to every part; remove it"
         )
-
-
-def _shown(value: str | float | bool) -> str:
-    """As it stands in YAML."""
-    return str(value).lower() if isinstance(value, bool) else repr(value)

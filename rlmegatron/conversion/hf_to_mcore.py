@@ -21,7 +21,7 @@ from rlmegatron.distributed.world import World
 from rlmegatron.learner.build import DTYPES
 from rlmegatron.learner.groups import Topology
 from rlmegatron.models.architecture import Architecture
-from rlmegatron.models.card import has_tokenizer
+from rlmegatron.models.directory_check import has_tokenizer
 from rlmegatron.models.export import write_companions
 from rlmegatron.models.load import fill, hold_to, slices, strips
 from rlmegatron.models.model_files import CONFIG_FILE, holds_megatron_checkpoint

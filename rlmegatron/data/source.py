@@ -16,10 +16,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
-PARQUET_SUFFIXES = (".parquet", ".pq")
+from rlmegatron.config.file_names import JSON_LINES_SUFFIXES, suffix_of
+
 _UTF8_BOM = b"\xef\xbb\xbf"
-_HASH_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +110,9 @@ def open_rows(path: str) -> Rows:
 
     Raises ValueError for a missing or unreadable file, another suffix, and a file without rows.
     """
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix not in (*JSONL_SUFFIXES, *PARQUET_SUFFIXES):
-        allowed = ", ".join((*JSONL_SUFFIXES, *PARQUET_SUFFIXES))
-        raise ValueError(f"{path}: unknown file type {suffix!r}, must be JSON lines or Parquet ({allowed})")
+    suffix = suffix_of(path)
     try:
-        rows: Rows = JsonlRows(path) if suffix in JSONL_SUFFIXES else ParquetRows(path)
+        rows: Rows = JsonlRows(path) if suffix in JSON_LINES_SUFFIXES else ParquetRows(path)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file (working directory {os.getcwd()})") from None
     except OSError as error:

@@ -134,12 +134,10 @@ def start_topology(config: ParallelConfig, *, seed: int, timeout_s: float) -> To
 
 
 def _replica_group(layout: ReplicaLayout, world: int) -> dist.ProcessGroup:
-    """One block of every stage; stages are the slowest axis of Megatron's rank order."""
-    per_stage, block = world // layout.pp, layout.per_stage
+    """Every rank makes the groups of all replicas; the value is that of its own."""
     mine = None
-    for start in range(0, per_stage, block):
-        ranks = [stage * per_stage + start + rank for stage in range(layout.pp) for rank in range(block)]
-        group = dist.new_group(ranks)
+    for ranks in layout.replicas(world):
+        group = dist.new_group(list(ranks))
         if dist.get_rank() in ranks:
             mine = group
     assert isinstance(mine, dist.ProcessGroup)

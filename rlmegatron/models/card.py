@@ -1,4 +1,4 @@
-"""What a model directory says about its model, read from its small files alone, and whether the directory is whole.
+"""What a model directory says about its model, read from its small files alone.
 
 In: a Hugging Face directory, or one that holds a Megatron dist-checkpoint beside the same config.json and tokenizer.
 Out: a `ModelCard`, or one ValueError with a line for everything that is missing or broken. Must never import torch,
@@ -14,33 +14,22 @@ from pathlib import Path
 
 from rlmegatron.config.model_card import Count, ExpertSizes, ModelCard
 from rlmegatron.models.architecture import Architecture, Experts
-from rlmegatron.models.model_files import (
-    COMMON_FILE,
-    DATA_SUFFIX,
-    INDEX_FILE,
-    MEGATRON_CONFIG_FILE,
-    METADATA_FILE,
-    SINGLE_FILE,
-    holds_megatron_checkpoint,
-    read_object,
-)
+from rlmegatron.models.directory_check import tokenizer_problems, weight_problems
+from rlmegatron.models.model_files import holds_megatron_checkpoint, read_object
 from rlmegatron.models.rules import Rule
 from rlmegatron.models.table import read_architecture
 
-_TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
-_HEADER_BYTES = 8
-_CRITIC_KEY = "critic.path"
-_MEGATRON_SHARDS = f"*{DATA_SUFFIX}"
-_MEGATRON_FILES = (METADATA_FILE, MEGATRON_CONFIG_FILE, COMMON_FILE)
 _KINDS = "config.json and tokenizer with safetensors (Hugging Face) or a Megatron dist-checkpoint"
 
 
-def read_model_card(path: str, *, key: str = "model.path", plans_only: bool = False) -> ModelCard:
+def read_model_card(
+    path: str, *, key: str = "model.path", for_critic: bool = False, plans_only: bool = False
+) -> ModelCard:
     """The card of the model directory `path`, whose files are checked for presence (weights, tokenizer) too.
 
-    `key` is the config key the path came from and opens every line of the ValueError, which lists all problems; only
-    'critic.path' may lead to a reward model. With `plans_only` a directory without any weights will do, as a layout
-    follows from config.json; the card says so.
+    `key` is the config key the path came from and opens every line of the ValueError, which lists all problems. Only
+    what a critic starts from (`for_critic`) may be a reward model. With `plans_only` a directory without any weights
+    will do, as a layout follows from config.json; the card says so.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -48,14 +37,14 @@ def read_model_card(path: str, *, key: str = "model.path", plans_only: bool = Fa
         raise ValueError(f"{key}: {path} {what}; use a directory with {_KINDS}")
     has_weights = holds_megatron_checkpoint(directory) or any(directory.glob("*.safetensors*"))
     absent = [] if has_weights or not plans_only else [f"{key}: {path} has no weights, which a run will need"]
-    problems = [] if absent else _weight_problems(directory) + _tokenizer_problems(directory)
+    problems = [] if absent else weight_problems(directory) + tokenizer_problems(directory)
     architecture, has_chat_template = None, False
     try:
         has_chat_template = _has_chat_template(directory)
     except ValueError as error:
         problems.insert(0, str(error))
     try:
-        architecture = read_architecture(path, for_critic=key == _CRITIC_KEY)
+        architecture = read_architecture(path, for_critic=for_critic)
     except ValueError as error:
         problems.insert(0, str(error))
     if problems or architecture is None:
@@ -148,69 +137,6 @@ def _max_positions(arch: Architecture) -> int:
     """
     is_stretched = arch.rope.kind == "linear" and not arch.rope.original_positions
     return int(arch.max_positions * arch.rope.factor) if is_stretched else arch.max_positions
-
-
-def _weight_problems(directory: Path) -> list[str]:
-    has_safetensors = (directory / INDEX_FILE).is_file() or (directory / SINGLE_FILE).is_file()
-    if holds_megatron_checkpoint(directory):
-        if has_safetensors:
-            return [f"{directory} holds both safetensors and a Megatron checkpoint; use a directory with one of them"]
-        return _megatron_problems(directory)
-    if not has_safetensors:
-        found = " (there is a pytorch_model*.bin: convert it to safetensors)" if list(directory.glob("*.bin")) else ""
-        return [f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}, nor a Megatron checkpoint (.metadata){found}"]
-    if not (directory / INDEX_FILE).is_file():
-        return _shard_problems([directory / SINGLE_FILE])
-    try:
-        shards = read_object(directory / INDEX_FILE).get("weight_map")
-    except ValueError as error:
-        return [str(error)]
-    if not isinstance(shards, dict) or not shards:
-        return [f"{directory / INDEX_FILE} has no weight_map"]
-    return _shard_problems(directory / str(name) for name in sorted(set(shards.values())))
-
-
-def _megatron_problems(directory: Path) -> list[str]:
-    """A dist-checkpoint is begun with its shards; the files that describe them come last."""
-    missing = [name for name in _MEGATRON_FILES if not (directory / name).is_file()]
-    if not any(True for _ in directory.glob(_MEGATRON_SHARDS)):
-        missing.append(_MEGATRON_SHARDS)
-    if not missing:
-        return []
-    return [
-        f"{directory} holds an unfinished Megatron checkpoint (no {', '.join(missing)}): what wrote it was "
-        "interrupted; convert again"
-    ]
-
-
-def _shard_problems(paths: Iterable[Path]) -> list[str]:
-    return [problem for path in paths if (problem := _shard_problem(path))]
-
-
-def _shard_problem(path: Path) -> str | None:
-    """A safetensors file opens with the size of its JSON header; a Git LFS pointer or a cut download does not fit."""
-    if not path.is_file():
-        return f"{path} is missing, though the index names it"
-    with path.open("rb") as file:
-        head = file.read(_HEADER_BYTES)
-    size = path.stat().st_size
-    if head.startswith(b"version "):
-        return f"{path} is a Git LFS pointer of {size} bytes; fetch the weights with git lfs pull"
-    if len(head) < _HEADER_BYTES or int.from_bytes(head, "little") + _HEADER_BYTES > size:
-        return f"{path} is not a whole safetensors file ({size} bytes)"
-    return None
-
-
-def has_tokenizer(path: str | Path) -> bool:
-    """Whether a directory has the files that a tokenizer is read from."""
-    return any(all((Path(path) / name).is_file() for name in names) for names in _TOKENIZER_FILES)
-
-
-def _tokenizer_problems(directory: Path) -> list[str]:
-    if has_tokenizer(directory):
-        return []
-    looked_for = ", nor ".join(" with ".join(names) for names in _TOKENIZER_FILES)
-    return [f"{directory} has no tokenizer: neither {looked_for}"]
 
 
 def _has_chat_template(directory: Path) -> bool:

@@ -41,6 +41,19 @@ class ReplicaLayout:
         """Ranks of one stage."""
         return ranks_per_stage(tensor=self.tp, expert=self.ep, expert_tensor=self.etp)
 
+    def replicas(self, num_ranks: int) -> list[tuple[int, ...]]:
+        """The ranks of every replica of a run, in the order of `places`; stages are the slowest axis of all.
+
+        >>> ReplicaLayout(tp=2, pp=2).replicas(8)
+        [(0, 1, 4, 5), (2, 3, 6, 7)]
+        """
+        block, stage_ranks = self.per_stage, num_ranks // self.pp
+        assert num_ranks % (block * self.pp) == 0, f"{num_ranks} ranks do not hold whole models"
+        return [
+            tuple(stage * stage_ranks + first + rank for stage in range(self.pp) for rank in range(block))
+            for first in range(0, stage_ranks, block)
+        ]
+
     def places(self) -> list[Place]:
         """The place of every rank of the replica, in the order of the group."""
         return [self._place(stage, rank) for stage in range(self.pp) for rank in range(self.per_stage)]

@@ -1,7 +1,7 @@
 """The headers of safetensors files, read and made: which tensor has which type, shape and bytes.
 
-In: a path, or tensors to come. Out: entries, or the bytes that a file starts with. Must never read or write the values.
-Format: https://github.com/huggingface/safetensors#format.
+In: a path, or tensors to come. Out: entries, or the bytes that a file starts with. Must never read or write the values,
+nor import torch (`stored_dtypes.py` has its types). Format: https://github.com/huggingface/safetensors#format.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
-
 FP8 = "F8_E4M3"
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, FP8: torch.float8_e4m3fn}
-"""The types that weights have, by their names in a header."""
+NUM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, FP8: 1}
+"""Of one value of each type that weights have, by their names in a header."""
 
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _LFS_POINTER = b"version https://git-lfs"
@@ -83,7 +81,7 @@ def _parse_entry(name: str, entry: Any, data_start: int) -> StoredTensor:
         is_sound = False
     if not is_sound:
         raise ValueError(f"its header describes {name} as {entry!r}"[:300])
-    num_bytes = prod(shape) * DTYPES[dtype].itemsize if dtype in DTYPES else stop - start
+    num_bytes = prod(shape) * NUM_BYTES[dtype] if dtype in NUM_BYTES else stop - start
     if stop - start != num_bytes:
         raise ValueError(f"its header gives {name} {stop - start} bytes, {dtype} {list(shape)} has {num_bytes}")
     return StoredTensor(dtype, shape, data_start + start, data_start + stop)

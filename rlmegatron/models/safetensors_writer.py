@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from rlmegatron.models.model_files import INDEX_FILE, SINGLE_FILE
-from rlmegatron.models.safetensors_header import DTYPES, StoredTensor, make_header
+from rlmegatron.models.safetensors_header import StoredTensor, make_header
+from rlmegatron.models.stored_dtypes import DTYPES
 
 # Wider types come first, so that each tensor lies at a multiple of its type's size; the library's own order.
 _ORDER = {"F32": 0, "BF16": 1, "F16": 2}

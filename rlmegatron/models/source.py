@@ -20,7 +20,8 @@ from rlmegatron.models.file_bytes import read_into
 from rlmegatron.models.model_files import INDEX_FILE, SINGLE_FILE
 from rlmegatron.models.quantization import SCALE_SUFFIX
 from rlmegatron.models.rules import Box, Part
-from rlmegatron.models.safetensors_header import DTYPES, FP8, StoredTensor, read_header
+from rlmegatron.models.safetensors_header import FP8, StoredTensor, read_header
+from rlmegatron.models.stored_dtypes import DTYPES
 
 _ROTARY_FREQUENCIES = re.compile(r".*\.rotary_emb\.inv_freq")
 _BYTES_AT_ONCE = 1 << 24

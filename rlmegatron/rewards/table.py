@@ -6,7 +6,6 @@ names the argument. Must never import torch; user modules are found on sys.path 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Literal
 
+from rlmegatron.config.wording import did_you_mean
 from rlmegatron.rewards.api import Answer, RewardFunction
 from rlmegatron.rewards.combine import WeightedReward, split_parts, weighted_sum
 from rlmegatron.rewards.exact import exact_answer
@@ -179,5 +179,5 @@ def _spell(hint: Any) -> str:
 
 
 def _nearest(name: str, allowed: typing.Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(allowed), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, allowed)
+    return f"; {hint}" if hint else ""

@@ -132,7 +132,7 @@ class EngineClient:
         return [answer for batch in answers for answer in batch]
 
     async def _generate_batch(self, batch: Sequence[GenerationRequest], sampling: SamplingConfig) -> list[Answer]:
-        body = _generation_body(batch, sampling)
+        body = generation_body(batch, sampling)
         for attempt in range(self._limits.retries + 1):
             try:
                 answers = await self._post("/generate", body, timeout_s=self._limits.request_timeout_s)
@@ -193,7 +193,8 @@ def batch_size(max_new_tokens: int) -> int:
     return max(1, min(MAX_BATCH, BATCH_TOKENS // max_new_tokens))
 
 
-def _generation_body(batch: Sequence[GenerationRequest], sampling: SamplingConfig) -> dict[str, Any]:
+def generation_body(batch: Sequence[GenerationRequest], sampling: SamplingConfig) -> dict[str, Any]:
+    """What SGLang is asked for `batch`: the body of /generate, or the arguments of its `Engine.generate`."""
     shared = {
         "temperature": sampling.temperature,
         "max_new_tokens": sampling.max_new_tokens,

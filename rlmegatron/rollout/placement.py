@@ -36,36 +36,26 @@ def place_engines(
     """Engines of `tensor` ranks each, by their first rank, so that a rank's own shard is of use to its engine.
 
     ranks_per_node: ranks, and so devices, of one node. train_tensor: tensor parallelism in training, which divides the
-    world. `engine_groups` says which ranks; where tensor parallelism reaches over nodes, which engines must not, they
-    are consecutive ranks. Raises ValueError when `tensor` does not divide the world or an engine would span nodes.
+    world. `engine_groups` says which ranks. Raises ValueError when `tensor` does not divide the world or an engine
+    would span nodes.
     """
     if world_size % tensor:
         allowed = ", ".join(str(size) for size in range(1, world_size + 1) if world_size % size == 0)
         raise ValueError(
             f"rollout.tensor: {tensor} does not divide the world size ({world_size}); use one of {allowed}"
         )
-    per_node = min(ranks_per_node, world_size)
-    groups = engine_groups(world_size=world_size, tensor=tensor, train_tensor=train_tensor)
-    if _span_nodes(groups, per_node):
-        groups = engine_groups(world_size=world_size, tensor=tensor, train_tensor=1)
-    if _span_nodes(groups, per_node):
-        allowed = ", ".join(str(size) for size in range(1, per_node + 1) if per_node % size == 0)
-        raise ValueError(
-            f"rollout.tensor: engines of {tensor} ranks would span nodes of {per_node} ranks; use one of {allowed}"
-        )
+    groups = engine_groups(
+        world_size=world_size, tensor=tensor, train_tensor=train_tensor, ranks_per_node=ranks_per_node
+    )
     return tuple(
         EnginePlacement(
             index=index,
             ranks=ranks,
-            node=ranks[0] // per_node,
-            local_ranks=tuple(rank % per_node for rank in ranks),
+            node=ranks[0] // ranks_per_node,
+            local_ranks=tuple(rank % ranks_per_node for rank in ranks),
         )
         for index, ranks in enumerate(groups)
     )
-
-
-def _span_nodes(groups: Sequence[Sequence[int]], per_node: int) -> bool:
-    return any(len({rank // per_node for rank in ranks}) > 1 for ranks in groups)
 
 
 def engine_of(rank: int, placements: Sequence[EnginePlacement]) -> EnginePlacement:

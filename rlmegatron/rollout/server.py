@@ -72,7 +72,8 @@ class EngineServer:
                 "api_key": self.api_key,
             },
         }
-        self._process = self._start(json.dumps(order), _child_environment(environment, python_path, self._scratch))
+        own = {**environment, "TMPDIR": self._scratch, "PYTHONUNBUFFERED": "1"}
+        self._process = self._start(json.dumps(order), child_environment(own, python_path))
 
     def _start(self, order: str, environment: dict[str, str]) -> subprocess.Popen[str]:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +153,9 @@ class EngineServer:
         self._ports.release()
 
 
-def _child_environment(extra: Mapping[str, str], python_path: Sequence[str], scratch: str) -> dict[str, str]:
+def child_environment(extra: Mapping[str, str], python_path: Sequence[str]) -> dict[str, str]:
+    """This process's environment, less what torchrun tells its ranks, and `extra`; `python_path` comes first in
+    PYTHONPATH, then this package."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -164,8 +167,6 @@ def _child_environment(extra: Mapping[str, str], python_path: Sequence[str], scr
         **inherited,
         **extra,
         "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
-        "TMPDIR": scratch,
-        "PYTHONUNBUFFERED": "1",
     }
 
 

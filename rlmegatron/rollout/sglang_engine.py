@@ -27,7 +27,7 @@ from rlmegatron.types import Sample
 
 CONTROL_TIMEOUT_S = 600.0
 FLUSH_TIMEOUT_S = 30.0
-DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+SGLANG_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 Part = Literal["weights", "kv_cache"]
 State = Literal["unpublished", "updating", "failed", "serving"]
 
@@ -307,7 +307,7 @@ def _server_args(
     args: dict[str, Any] = {
         "model_path": spec.model_path,
         "load_format": "dummy",
-        "dtype": DTYPES[spec.dtype],
+        "dtype": SGLANG_DTYPES[spec.dtype],
         "tp_size": config.tensor,
         "ep_size": config.expert,
         "context_length": spec.context_length,

@@ -29,13 +29,13 @@ class Side:
     and its own parameters."""
 
     pieces: Pieces
-    givers: Ints
+    source_ranks: Ints
     itemsizes: Ints
     shared: SharedParameters
 
     def of(self, which: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Side:
         """With some of the pieces."""
-        return Side(self.pieces.take(which), self.givers[which], self.itemsizes, self.shared)
+        return Side(self.pieces.take(which), self.source_ranks[which], self.itemsizes, self.shared)
 
     def num_bytes(self) -> Ints:
         """[N] as they arrive."""
@@ -47,14 +47,14 @@ class Known:
     """What everybody learns of a rank: where its parameters lie, who gives to it, on a CPU how to map its memory."""
 
     book: AddressBook
-    givers: Ints
+    source_ranks: Ints
     handles: list[Handle] | None
 
     @classmethod
     def of(cls, side: Side) -> Known:
         """For the other ranks."""
         on_cpu = side.shared.device.type == "cpu"
-        return cls(side.shared.book, np.unique(side.givers), side.shared.handles() if on_cpu else None)
+        return cls(side.shared.book, np.unique(side.source_ranks), side.shared.handles() if on_cpu else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,14 @@ class Agreement:
 
 def agree(world: World, ranks: TrainRanks, side: Side, known: Sequence[Known], terms: Terms) -> Agreement:
     """Collective over the world; `known` of every rank."""
-    groups = exchange_groups([one.givers.tolist() for one in known])
+    groups = exchange_groups([one.source_ranks.tolist() for one in known])
     by_memory = [terms.within_node and len({ranks.node(rank) for rank in group}) == 1 for group in groups]
     mine = next(number for number, group in enumerate(groups) if world.rank in group)
-    own = side.givers == world.rank
+    own = side.source_ranks == world.rank
     straight = side if by_memory[mine] else side.of(own)
     books = {rank: one.book for rank, one in enumerate(known)}
-    found = world.settle("reshard (bind)", lambda: direct(straight.pieces, straight.givers, books))
-    received = int(straight.num_bytes()[straight.givers != world.rank].sum())
+    found = world.settle("reshard (bind)", lambda: direct(straight.pieces, straight.source_ranks, books))
+    received = int(straight.num_bytes()[straight.source_ranks != world.rank].sum())
     tables: list[Ints] = []
     group = None
     if not all(by_memory):
@@ -121,7 +121,7 @@ def _agree_on_buckets(
     world: World, side: Side, book: AddressBook, members: Sequence[int], group: dist.ProcessGroup | None, terms: Terms
 ) -> tuple[list[Ints], BucketGroup | None]:
     """Everybody asks, everybody says what it will send, and each binds both."""
-    mine = {rank: side.of(side.givers == rank).pieces for rank in members}
+    mine = {rank: side.of(side.source_ranks == rank).pieces for rank in members}
     requests: list[Ints | None] = [None] * world.size
     for rank, pieces in mine.items():
         requests[rank] = requests_of(pieces, side.itemsizes)

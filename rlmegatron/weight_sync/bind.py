@@ -28,10 +28,10 @@ class Direct:
     table: Ints
 
 
-def direct(pieces: Pieces, givers: Ints, books: Mapping[int, AddressBook]) -> Direct:
-    """Segments whose source is the giver's own memory."""
-    storage, offset = _addresses(pieces.rule, givers, books)
-    keys, number = np.unique(np.stack([givers, storage]), axis=1, return_inverse=True)
+def direct(pieces: Pieces, source_ranks: Ints, books: Mapping[int, AddressBook]) -> Direct:
+    """Segments whose source is the source rank's own memory."""
+    storage, offset = _addresses(pieces.rule, source_ranks, books)
+    keys, number = np.unique(np.stack([source_ranks, storage]), axis=1, return_inverse=True)
     source = offset + pieces.source_row * pieces.source_width + pieces.source_column
     table = _segments(
         (number.reshape(-1), source, pieces.source_width),
@@ -43,7 +43,7 @@ def direct(pieces: Pieces, givers: Ints, books: Mapping[int, AddressBook]) -> Di
 
 
 def requests_of(pieces: Pieces, itemsizes: Ints) -> Ints:
-    """[N 7] what a rank asks of the giver of these pieces; `itemsizes` [P] are of the engine's parameters."""
+    """[N 7] what a rank asks of the source rank of these pieces; `itemsizes` [P] are of the engine's parameters."""
     columns: list[Ints] = [np.empty(0, dtype=np.int64)] * 7
     columns[RULE], columns[ROW], columns[COLUMN] = pieces.rule, pieces.source_row, pieces.source_column
     columns[WIDTH], columns[ROWS], columns[COLUMNS] = pieces.source_width, pieces.rows, pieces.columns
@@ -66,7 +66,7 @@ def packing(stream: Stream, book: AddressBook, slot_starts: Ints) -> tuple[Ints,
 
 
 def scattering(pieces: Pieces, answer: Ints, stream: Stream, slot_starts: Ints) -> tuple[Ints, Ints]:
-    """([C] bucket, [C 8] segments) from the slot of one giver, which begins at byte `slot_starts[k]` of bucket k."""
+    """([C] bucket, [C 8] segments) from one source rank's slot, which begins at byte `slot_starts[k]` of bucket k."""
     request, chunk = expand(answer, stream.first)
     chunks, wanted = stream.chunks[chunk], pieces.take(request)
     itemsize = stream.rectangles[answer[request], ITEMSIZE]
@@ -83,10 +83,10 @@ def by_bucket(parts: Sequence[tuple[Ints, Ints]], num_buckets: int) -> list[Ints
     return [merge_segments(tables[buckets == number]) for number in range(num_buckets)]
 
 
-def _addresses(rules: Ints, givers: Ints, books: Mapping[int, AddressBook]) -> tuple[Ints, Ints]:
+def _addresses(rules: Ints, source_ranks: Ints, books: Mapping[int, AddressBook]) -> tuple[Ints, Ints]:
     storage, offset = np.zeros_like(rules), np.zeros_like(rules)
-    for rank in np.unique(givers).tolist():
-        mine = givers == rank
+    for rank in np.unique(source_ranks).tolist():
+        mine = source_ranks == rank
         storage[mine], offset[mine] = books[rank].find(rules[mine])
     return storage, offset
 

@@ -6,33 +6,22 @@ a `Verifier`. Must never move a weight itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 from rlmegatron.config.schema import WeightSyncConfig
 from rlmegatron.distributed.world import World
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.stream import TensorStream
-from rlmegatron.rollout.placement import EnginePlacement
 from rlmegatron.weight_sync.choose import choose_transport
+from rlmegatron.weight_sync.engines import Engines
 from rlmegatron.weight_sync.hf_stream import HfStream
 from rlmegatron.weight_sync.reshard import Reshard, ReshardSettings
 from rlmegatron.weight_sync.segments import is_built
 from rlmegatron.weight_sync.transport import Transport
 from rlmegatron.weight_sync.verify import Verifier
 
-
-@dataclass(frozen=True, slots=True)
-class Engines:
-    """Where they lie and how a model is cut there; `dtype` is that of their weights."""
-
-    placements: Sequence[EnginePlacement]
-    tensor: int
-    expert: int
-    dtype: torch.dtype
+__all__ = ["Engines", "build_transport", "build_verifier"]
 
 
 def build_transport(
@@ -56,32 +45,15 @@ def build_transport(
     bucket = config.bucket_mb << 20
     if name == "hf_stream":
         return HfStream(stream, arch, dtype=engines.dtype, bytes_per_bucket=bucket)
-    assert name in ("peer", "collective")
     if not is_built(world.device.type):
         say(
             "weight sync: the kernel for copies was not built, and torch makes them one by one, slowly; install the "
             "package again where a compiler is (c++, for GPUs nvcc)"
         )
-    settings = ReshardSettings(
-        engine_tensor=engines.tensor,
-        engine_expert=engines.expert,
-        engine_dtype=engines.dtype,
-        bytes_per_bucket=bucket,
-        timeout_s=timeout_s,
-        cache=cache,
-    )
-    return Reshard(
-        "peer" if name == "peer" else "collective", stream, arch, engines.placements, world, settings, say=say
-    )
+    settings = ReshardSettings(bytes_per_bucket=bucket, timeout_s=timeout_s, cache=cache)
+    return Reshard(name, stream, arch, engines, world, settings, say=say)
 
 
 def build_verifier(world: World, stream: TensorStream, arch: Architecture, engines: Engines) -> Verifier:
     """The comparison after every publish."""
-    return Verifier(
-        world,
-        stream,
-        arch,
-        engine_tensor=engines.tensor,
-        engine_expert=engines.expert,
-        dtype=engines.dtype,
-    )
+    return Verifier(world, stream, arch, engines)

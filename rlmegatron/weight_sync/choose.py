@@ -6,20 +6,20 @@ for one line in the log.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rlmegatron.config.schema import WeightSyncConfig
+
+TransportName = Literal["peer", "collective", "hf_stream"]
 
 
 def choose_transport(
     config: WeightSyncConfig, *, train_dtype: str, engine_dtype: str, num_nodes: int
-) -> tuple[str, str]:
-    """(name, reason); ValueError for a configured transport that cannot work here."""
+) -> tuple[TransportName, str]:
+    """(name, reason), for a configuration that passed its check."""
     widens = train_dtype != engine_dtype and train_dtype != "fp32"
-    if config.transport in ("peer", "collective") and widens:
-        raise ValueError(
-            f"weight_sync.transport: {config.transport!r} keeps weights as they are or rounds fp32 to bf16, but the "
-            f"learner has {train_dtype} (model.dtype) and engines want {engine_dtype} (rollout.dtype); use 'hf_stream'"
-        )
     if config.transport != "auto":
+        assert config.transport == "hf_stream" or not widens, f"config/rules.py lets {config.transport!r} widen weights"
         return config.transport, "configured"
     if widens:
         return "hf_stream", f"engines want {engine_dtype} weights of a {train_dtype} learner, which is the slow way"

@@ -35,13 +35,7 @@ class EngineParameters:
     @classmethod
     def expected(cls, placements: Iterable[Placement], dtype: str) -> EngineParameters:
         """Those of an engine that has every first home and nothing more, to plan without one."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for placement in placements:
-            if not placement.is_derived:
-                home = placement.homes[0]
-                known = shapes.get(home.parameter, (0,) * len(home.box))
-                ends = zip(known, home.box, home.shape, strict=True)
-                shapes[home.parameter] = tuple(size or max(most, stop) for most, (_, stop), size in ends)
+        shapes = least_shapes(placement for placement in placements if not placement.is_derived)
         return cls(tuple(shapes), tuple(shapes.values()), (dtype,) * len(shapes))
 
     def wanted(
@@ -90,6 +84,17 @@ class EngineParameters:
         for one in wanted:
             covered[one.parameter] += prod(stop - start for start, stop in one.home)
         return [number for number, shape in enumerate(self.shapes) if covered[number] < prod(shape)]
+
+
+def least_shapes(placements: Iterable[Placement]) -> dict[str, tuple[int, ...]]:
+    """Of the parameter of every first home; where the layout leaves a size open, the smallest that has all boxes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for placement in placements:
+        home = placement.homes[0]
+        known = shapes.get(home.parameter, (0,) * len(home.box))
+        ends = zip(known, home.box, home.shape, strict=True)
+        shapes[home.parameter] = tuple(size or max(most, stop) for most, (_, stop), size in ends)
+    return shapes
 
 
 def _ends_outside(box: Box, shape: Sequence[int]) -> bool:

@@ -22,7 +22,7 @@ from rlmegatron.distributed.world import World
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.stream import TensorStream
 from rlmegatron.rollout.api import RolloutEngine
-from rlmegatron.rollout.placement import EnginePlacement, engine_of
+from rlmegatron.rollout.placement import engine_of
 from rlmegatron.weight_sync.agree import Agreement, Known, Side, Terms, agree
 from rlmegatron.weight_sync.bind import SLOT_DTYPES
 from rlmegatron.weight_sync.buckets import BucketGroup
@@ -30,6 +30,7 @@ from rlmegatron.weight_sync.engine_layout import placements
 from rlmegatron.weight_sync.engine_orders import ask
 from rlmegatron.weight_sync.engine_parameters import EngineParameters
 from rlmegatron.weight_sync.engine_worker import CONNECT, DESCRIBE, PULL
+from rlmegatron.weight_sync.engines import Engines
 from rlmegatron.weight_sync.plan import plan_pieces
 from rlmegatron.weight_sync.plan_cache import Plan, find_plan
 from rlmegatron.weight_sync.shared_memory import Handle
@@ -42,12 +43,8 @@ Name = Literal["peer", "collective"]
 
 @dataclass(frozen=True, slots=True)
 class ReshardSettings:
-    """`engine_expert` is the engines' expert-parallel size, `engine_dtype` their weights' type, `cache` a directory
-    of plans."""
+    """`timeout_s` is that of a transfer in seconds, `cache` a directory of plans."""
 
-    engine_tensor: int
-    engine_expert: int
-    engine_dtype: torch.dtype
     bytes_per_bucket: int
     timeout_s: float
     cache: Path | None = None
@@ -70,15 +67,16 @@ class Reshard:
         name: Name,
         stream: TensorStream,
         arch: Architecture,
-        engines: Sequence[EnginePlacement],
+        engines: Engines,
         world: World,
         settings: ReshardSettings,
         *,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.name = name
-        self._stream, self._arch, self._world, self._settings, self._say = stream, arch, world, settings, say
-        self._placement = engine_of(world.rank, engines)
+        self._stream, self._arch, self._engines = stream, arch, engines
+        self._world, self._settings, self._say = world, settings, say
+        self._placement = engine_of(world.rank, engines.placements)
         self._rank = self._placement.ranks.index(world.rank)
         self._ranks = TrainRanks(stream.layout, world.size, world.ranks_per_node, stream.num_experts)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -164,8 +162,8 @@ class Reshard:
         """What a transfer moves, beside the bound; one line."""
         assert self._agreement is not None
         buckets = len(self._agreement.tables)
-        whole = model_bytes(self._stream.rules, itemsize=self._settings.engine_dtype.itemsize)
-        bound = least_bytes(whole, self._stream.layout, engine_tensor=self._settings.engine_tensor)
+        whole = model_bytes(self._stream.rules, itemsize=self._engines.dtype.itemsize)
+        bound = least_bytes(whole, self._stream.layout, engine_tensor=self._engines.tensor)
         mib = 1 << 20
         if not any(received):
             self._say("weight sync: a publish moves nothing between ranks, which hold what their engine ranks serve")
@@ -187,8 +185,8 @@ class Reshard:
         parameters = EngineParameters.of(description)
         named = zip(parameters.names, parameters.dtypes, strict=True)
         itemsizes = np.array([_itemsize(name, dtype) for name, dtype in named], dtype=np.int64)
-        stream, settings = self._stream, self._settings
-        tp, ep, on_cpu = settings.engine_tensor, settings.engine_expert, self._world.device.type == "cpu"
+        stream, tp, ep = self._stream, self._engines.tensor, self._engines.expert
+        on_cpu = self._world.device.type == "cpu"
         stages = {rule.layer: stream.stage_of(rule) for rule in stream.rules if rule.layer is not None}
 
         def compute() -> Plan:
@@ -198,9 +196,9 @@ class Reshard:
             return Plan(pieces, np.array(parameters.padded(wanted), dtype=np.int64))
 
         facts = (_facts_of(self._arch), stream.layout, stages, (tp, ep, self._rank, on_cpu), parameters)
-        plan = find_plan(settings.cache, facts, compute)
-        givers = self._ranks.sources(plan.pieces, on=self._world.rank)
-        side = Side(plan.pieces, givers, itemsizes, self._shared)
+        plan = find_plan(self._settings.cache, facts, compute)
+        source_ranks = self._ranks.source_ranks(plan.pieces, on=self._world.rank)
+        side = Side(plan.pieces, source_ranks, itemsizes, self._shared)
         return _Planned(parameters.names, plan.padded.tolist(), side)
 
     def _order(self, agreement: Agreement) -> dict[str, Any]:

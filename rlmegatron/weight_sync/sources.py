@@ -32,10 +32,10 @@ class TrainRanks:
         """The machine that a rank runs on."""
         return rank // self.ranks_per_node
 
-    def sources(self, pieces: Pieces, *, on: int) -> Ints:
+    def source_ranks(self, pieces: Pieces, *, on: int) -> Ints:
         """[N] who gives each piece to the engine rank that shares rank `on`'s device."""
         kinds, number = self.kinds(pieces)
-        return self.givers(kinds, on=on)[number]
+        return self.source_ranks_of_kinds(kinds, on=on)[number]
 
     def kinds(self, pieces: Pieces) -> tuple[Ints, Ints]:
         """What distinguishes those who hold a piece: [K 3] stages, shards and blocks of experts; [N] that of each."""
@@ -44,7 +44,7 @@ class TrainRanks:
         kinds, number = np.unique(np.stack([pieces.stage, pieces.shard, block], axis=1), axis=0, return_inverse=True)
         return kinds, number.reshape(-1)
 
-    def givers(self, kinds: Ints, *, on: int) -> Ints:
+    def source_ranks_of_kinds(self, kinds: Ints, *, on: int) -> Ints:
         """[K] who gives pieces of each kind to rank `on`."""
         return np.array([self._nearest(*kind, on=on) for kind in kinds.tolist()], dtype=np.int64)
 
@@ -83,9 +83,9 @@ def exchange_groups(needed: Sequence[Iterable[int]]) -> list[tuple[int, ...]]:
             rank = leader[rank]
         return rank
 
-    for rank, givers in enumerate(needed):
-        for giver in givers:
-            first, second = sorted((find(rank), find(giver)))
+    for rank, source_ranks in enumerate(needed):
+        for source in source_ranks:
+            first, second = sorted((find(rank), find(source)))
             leader[second] = first
     members: dict[int, list[int]] = {}
     for rank in range(len(needed)):

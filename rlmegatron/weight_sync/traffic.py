@@ -27,7 +27,7 @@ class Traffic:
 
     received: tuple[int, ...]
     sent: tuple[int, ...]
-    givers: tuple[frozenset[int], ...]
+    source_ranks: tuple[frozenset[int], ...]
     bound: int
 
     @property
@@ -67,18 +67,19 @@ def traffic(
 ) -> Traffic:
     """Of one publish; rank j of every engine receives `pieces[j]`."""
     received, sent = (np.zeros(ranks.num_ranks, dtype=np.int64) for _ in range(2))
-    givers: list[frozenset[int]] = [frozenset()] * ranks.num_ranks
+    source_ranks: list[frozenset[int]] = [frozenset()] * ranks.num_ranks
     itemsizes = np.array([4 if rule.keeps_fp32 else itemsize for rule in rules], dtype=np.int64)
     by_kind = [_bytes_by_kind(part, itemsizes, ranks) for part in pieces]
     for engine in engines:
         for (kinds, sizes), rank in zip(by_kind, engine, strict=True):
-            moved = np.bincount(ranks.givers(kinds, on=rank), weights=sizes, minlength=ranks.num_ranks).astype(np.int64)
-            givers[rank] = frozenset(np.nonzero(moved)[0].tolist())
+            chosen = ranks.source_ranks_of_kinds(kinds, on=rank)
+            moved = np.bincount(chosen, weights=sizes, minlength=ranks.num_ranks).astype(np.int64)
+            source_ranks[rank] = frozenset(np.nonzero(moved)[0].tolist())
             moved[rank] = 0
             received[rank] += moved.sum()
             sent += moved
     bound = least_bytes(model_bytes(rules, itemsize=itemsize), ranks.layout, engine_tensor=len(engines[0]))
-    return Traffic(tuple(received.tolist()), tuple(sent.tolist()), tuple(givers), bound)
+    return Traffic(tuple(received.tolist()), tuple(sent.tolist()), tuple(source_ranks), bound)
 
 
 def _bytes_by_kind(pieces: Pieces, itemsizes: Ints, ranks: TrainRanks) -> tuple[Ints, Ints]:

@@ -24,24 +24,15 @@ from rlmegatron.weight_sync.engine_layout import placements
 from rlmegatron.weight_sync.engine_orders import ask
 from rlmegatron.weight_sync.engine_placement import Placement
 from rlmegatron.weight_sync.engine_worker import DIGEST
+from rlmegatron.weight_sync.engines import Engines
 
 
 class Verifier:
     """Compares after each transfer; the pieces of a tensor are summed over the ranks of either side."""
 
-    def __init__(
-        self,
-        world: World,
-        stream: TensorStream,
-        arch: Architecture,
-        *,
-        engine_tensor: int,
-        engine_expert: int,
-        dtype: torch.dtype,
-    ) -> None:
-        self._world, self._stream, self._arch, self._dtype = world, stream, arch, dtype
-        self._engine_tensor, self._engine_expert = engine_tensor, engine_expert
-        self._widths = {spec.name: spec.shape[-1] for spec in stream.tensors(dtype)}
+    def __init__(self, world: World, stream: TensorStream, arch: Architecture, engines: Engines) -> None:
+        self._world, self._stream, self._arch, self._engines = world, stream, arch, engines
+        self._widths = {spec.name: spec.shape[-1] for spec in stream.tensors(engines.dtype)}
 
     def verify(self, engine: RolloutEngine | None) -> None:
         """Collective over the world; RankFailure on every rank where an engine differs."""
@@ -62,7 +53,7 @@ class Verifier:
             size, rank = stream.layout.cut(rule, place)
             for piece in rule.pieces(size=size, rank=rank):
                 part = tensor[slices(piece.target)]
-                part = part if rule.keeps_fp32 else part.to(self._dtype)
+                part = part if rule.keeps_fp32 else part.to(self._engines.dtype)
                 number = numbers[piece.name]
                 found[number] = wrapped(found[number] + digest(part, **self._place(piece.name, piece.source)))
         return torch.tensor(found, dtype=torch.int64, device=next(iter(stream.parameters.values())).device)
@@ -75,11 +66,8 @@ class Verifier:
     @cached_property
     def _boxes(self) -> list[list[Placement]]:
         """Of every engine rank; only a rank that leads an engine looks at them."""
-        on_cpu = self._world.device.type == "cpu"
-        return [
-            list(placements(self._arch, tp=self._engine_tensor, ep=self._engine_expert, rank=rank, on_cpu=on_cpu))
-            for rank in range(self._engine_tensor)
-        ]
+        tp, ep, on_cpu = self._engines.tensor, self._engines.expert, self._world.device.type == "cpu"
+        return [list(placements(self._arch, tp=tp, ep=ep, rank=rank, on_cpu=on_cpu)) for rank in range(tp)]
 
     def _compare(self, engine: RolloutEngine | None, expected: torch.Tensor) -> None:
         if engine is None:

@@ -38,8 +38,9 @@ def project_files() -> list[str]:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         # An unpacked archive has no git: what its folders hold was tracked.
-        folders = ("rlmegatron", "tests", "tools", "launch", "yaml_configs", "slurm", "docs")
-        listed = [str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*")]
+        parts = ("rlmegatron", "tests", "tools", "launch", "yaml_configs", "docs", ".ci", "README.md", "setup.py")
+        found = [path for part in parts for path in (ROOT / part, *(ROOT / part).rglob("*"))]
+        listed = [str(path.relative_to(ROOT)) for path in found]
     return sorted(
         name
         for name in listed

@@ -28,6 +28,7 @@ from rlmegatron.models.load import slices
 from rlmegatron.models.rules import Part
 from rlmegatron.rollout.placement import engine_of, place_engines
 from rlmegatron.weight_sync.engine_loader import loadable
+from rlmegatron.weight_sync.engines import Engines
 from rlmegatron.weight_sync.hf_stream import HfStream
 from rlmegatron.weight_sync.publish import publish
 from rlmegatron.weight_sync.reshard import Name, Reshard, ReshardSettings
@@ -87,12 +88,13 @@ class Job:
             buffer.fill_(float("nan"))  # also what the learner pads with, which must never reach an engine
         groups = {ranks: dist.new_group(list(ranks)) for ranks in self.layout.replicas}
         self.stream = self.shard.stream(next(group for ranks, group in groups.items() if world.rank in ranks))
-        self.engines = place_engines(
+        placed = place_engines(
             world_size=world.size,
             tensor=self.layout.engine_tensor,
             ranks_per_node=setup.ranks_per_node,
             train_tensor=self.layout.train.tp,
         )
+        self.engines = Engines(placed, self.layout.engine_tensor, self.layout.engine_expert, setup.engine_dtype)
         self.version = 0
         self.engine: StandInEngine | None = None
         self.start_engine(workers, engine_arch or self.arch)
@@ -100,7 +102,7 @@ class Job:
     def start_engine(self, workers: str, arch: Architecture) -> None:
         """In place of the one that is there."""
         self.close()
-        if engine_of(self.world.rank, self.engines).lead == self.world.rank:
+        if engine_of(self.world.rank, self.engines.placements).lead == self.world.rank:
             types: dict[str, Any] = {"dtype": self.setup.engine_dtype, "on_cpu": self.setup.on_cpu}
             self.engine = StandInEngine(arch, server=workers, **types, **self._engine_sizes)
             self._shape_as_sglang(arch)
@@ -150,14 +152,7 @@ class Job:
         return HfStream(self.stream, self.arch, dtype=self.setup.engine_dtype, bytes_per_bucket=BUCKET)
 
     def reshard(self, name: Name, *, bytes_per_bucket: int = BUCKET, plans: Path | None = None) -> Reshard:
-        settings = ReshardSettings(
-            engine_tensor=self.layout.engine_tensor,
-            engine_expert=self.layout.engine_expert,
-            engine_dtype=self.setup.engine_dtype,
-            bytes_per_bucket=bytes_per_bucket,
-            timeout_s=TIMEOUT_S,
-            cache=plans,
-        )
+        settings = ReshardSettings(bytes_per_bucket=bytes_per_bucket, timeout_s=TIMEOUT_S, cache=plans)
         return Reshard(name, self.stream, self.arch, self.engines, self.world, settings)
 
     def publish(self, transport: Transport, *, verifies: bool = False) -> None:
@@ -169,14 +164,7 @@ class Job:
         publish(self.world, transport, self.engine, version=self.version, verifier=verifier)
 
     def _verifier(self) -> Verifier:
-        return Verifier(
-            self.world,
-            self.stream,
-            self.arch,
-            engine_tensor=self.layout.engine_tensor,
-            engine_expert=self.layout.engine_expert,
-            dtype=self.setup.engine_dtype,
-        )
+        return Verifier(self.world, self.stream, self.arch, self.engines)
 
     def refusal(self, transport: Transport, *, verifies: bool = False) -> str:
         """The one line with which a publish fails."""
@@ -232,7 +220,7 @@ class Job:
             numbered[name] = torch.arange(first, first + prod(shape), dtype=torch.float64).view(shape)
             first += prod(shape)
         own = torch.cat([torch.zeros(1, dtype=torch.float64), *self._own(numbered)])
-        engine_rank = engine_of(self.world.rank, self.engines).ranks.index(self.world.rank)
+        engine_rank = engine_of(self.world.rank, self.engines.placements).ranks.index(self.world.rank)
         total, keeps_fp32 = 0, _keeps_fp32(self.arch)
         for name, wanted in self._loaded(self.arch, numbered)[engine_rank].items():
             missing = ~torch.isin(wanted.unique(), own)

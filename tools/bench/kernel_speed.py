@@ -54,8 +54,8 @@ def kernel_speed(
     pieces = plan_pieces(stream.rules, wanted, layout.train, stage_of=stream.stage_of)
     num_experts = arch.experts.num if arch.experts else 0
     ranks = TrainRanks(layout.train, layout.num_ranks, layout.num_ranks, num_experts)
-    givers = ranks.sources(pieces, on=layout.engines[0][0])
-    found = direct(pieces, givers, {rank: one.book for rank, one in enumerate(shared)})
+    source_ranks = ranks.source_ranks(pieces, on=layout.engines[0][0])
+    found = direct(pieces, source_ranks, {rank: one.book for rank, one in enumerate(shared)})
     sources = [shared[rank].storages[number] for rank, number in found.storages]
     targets = [parameter.detach() for parameter in live.values()]
     table = SegmentTable.of(found.table, sources, targets)

@@ -6,14 +6,14 @@ There are two bare sides. `OneCall` asks the same server with one plain HTTP cal
 seeds, so the very same tokens, and whatever differs is our client's. The stock engine is `sglang.Engine` of the same
 settings, weights and cores in a process of its own, with no HTTP and nothing of ours in it but, on a CPU, the stand-ins
 without which SGLang does not start: whatever differs is all that we put around SGLang. It draws with its own random
-numbers, so its answers are others of the same policy; hence speeds, not seconds, are compared. Every round has fresh
-prompts, the same for both sides, and an empty KV cache, as a training step has.
+numbers, so its answers are others of the same policy; hence speeds, not seconds, are compared. On a CPU it cannot tell
+which experts it chose, so with moe.router_replay our side does more there. Every round has fresh prompts, the same for
+both sides, and an empty KV cache, as a training step has.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 import urllib.error
 import urllib.request
@@ -26,7 +26,9 @@ from bench.measure import Timing
 
 from rlmegatron.distributed.world import World
 from rlmegatron.platform.sglang_cpu import engine_support, find_engine_needs, parse_cores
-from rlmegatron.rollout.server import LAUNCHER_NAMES, LAUNCHER_PREFIXES, EngineServer
+from rlmegatron.rollout.api import GenerationRequest
+from rlmegatron.rollout.client import generation_body
+from rlmegatron.rollout.server import EngineServer, child_environment
 from rlmegatron.trainer.collect import generate, sample_seed
 from rlmegatron.trainer.run import Run
 from rlmegatron.types import Prompt
@@ -48,10 +50,10 @@ SETTINGS = (
     "attention_backend",
     "grammar_backend",
     "disable_cuda_graph",
+    "enable_return_routed_experts",
 )
 """Server arguments that the stock engine takes over from our server, besides rollout.engine_args."""
 FLUSH_TRIES = 100
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class BareSide(Protocol):
@@ -134,24 +136,12 @@ class Rounds:
 
 def requests_of(run: Run, prompts: Sequence[Prompt], purpose: str) -> dict[str, Any]:
     """What `generate` asks this rank's engine, as one call to SGLang."""
-    sampling = run.rollout.training_sampling()
-    shared = {
-        "temperature": sampling.temperature,
-        "max_new_tokens": sampling.max_new_tokens,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "stop_token_ids": list(sampling.stop_token_ids),
-    }
     asked = [
-        (prompt, sample_seed(run.rollout.seed, purpose, prompt.id, index))
+        GenerationRequest(prompt.id, index, prompt.token_ids, sample_seed(run.rollout.seed, purpose, prompt.id, index))
         for prompt in run.rollout.share(prompts)
         for index in range(run.cfg.rollout.samples_per_prompt)
     ]
-    return {
-        "input_ids": [list(prompt.token_ids) for prompt, _ in asked],
-        "sampling_params": [{**shared, "sampling_seed": seed} for _, seed in asked],
-        "return_logprob": True,
-    }
+    return generation_body(asked, run.rollout.training_sampling())
 
 
 def start_stock_engine(run: Run, *, weights: Path, cores: Sequence[str], log_path: Path) -> BareEngine | None:
@@ -168,10 +158,12 @@ def start_stock_engine(run: Run, *, weights: Path, cores: Sequence[str], log_pat
     )
     info = json.loads(_get(engine.server, "/server_info"))
     taken = {name: info[name] for name in (*SETTINGS, *run.cfg.rollout.engine_args)}
+    if not found.cuda:
+        taken["enable_return_routed_experts"] = False  # it would need code of ours; see rollout/expert_capture.py
     return BareEngine(
         server_args={**taken, "model_path": str(weights), "log_level": "info"},
         cores=[] if found.cuda else [parse_cores(entry) for entry in cores],
-        environment=_environment(engine.server.environment, support.python_path),
+        environment=child_environment(engine.server.environment, support.python_path),
         log_path=log_path,
     )
 
@@ -199,21 +191,6 @@ def flush(server: EngineServer) -> None:
 def _take(run: Run) -> list[Prompt]:
     assert run.prompts is not None, "rank 0 holds the prompts"
     return list(run.prompts.take(run.cfg.rollout.prompts_per_step))
-
-
-def _environment(extra: Mapping[str, str], python_path: Sequence[str]) -> dict[str, str]:
-    """This process's, less what torchrun tells its ranks; on a CPU with the stand-ins that SGLang needs to start."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in LAUNCHER_NAMES and not name.startswith(LAUNCHER_PREFIXES)
-    }
-    path = [*python_path, str(PACKAGE_ROOT), *inherited.get("PYTHONPATH", "").split(os.pathsep)]
-    return {
-        **inherited,
-        **extra,
-        "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
-    }
 
 
 def _get(server: EngineServer, path: str) -> bytes:

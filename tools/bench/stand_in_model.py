@@ -19,6 +19,7 @@ from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.load import slices
 from rlmegatron.models.rules import Box
 from rlmegatron.weight_sync.engine_layout import placements
+from rlmegatron.weight_sync.engine_parameters import least_shapes
 from rlmegatron.weight_sync.engine_placement import Home, Placement
 
 GARBAGE = 0xA5
@@ -117,16 +118,10 @@ class StandInModel(nn.Module):
 
 
 def _empty(spec: ModelSpec, every: Sequence[Placement]) -> dict[str, Tensor]:
-    """One tensor for each parameter; where the layout leaves a size open, the smallest that has all the boxes in it."""
-    keeps_fp32 = spec.fp32_tensors()
-    shapes: dict[str, list[int]] = {}
-    dtypes: dict[str, torch.dtype] = {}
-    for placement in every:
-        home = placement.homes[0]
-        known = shapes.get(home.parameter, [0] * len(home.box))
-        ends = zip(known, home.box, home.shape, strict=True)
-        shapes[home.parameter] = [size or max(most, stop) for most, (_, stop), size in ends]
-        dtypes[home.parameter] = torch.float32 if placement.name in keeps_fp32 else spec.dtype
+    """One tensor for each parameter."""
+    in_fp32 = spec.fp32_tensors()
+    dtypes = {one.homes[0].parameter: torch.float32 if one.name in in_fp32 else spec.dtype for one in every}
+    shapes = least_shapes(every)
     return {path: torch.empty(shape, dtype=dtypes[path], device=spec.device) for path, shape in shapes.items()}
 
 

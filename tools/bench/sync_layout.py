@@ -29,13 +29,8 @@ class SyncLayout:
 
     @property
     def replicas(self) -> list[tuple[int, ...]]:
-        """The ranks that hold a whole model, one tuple for each copy of it; stages are the slowest axis."""
-        block = self.train.per_stage
-        per_stage = self.num_ranks // self.train.pp
-        return [
-            tuple(stage * per_stage + first + place for stage in range(self.train.pp) for place in range(block))
-            for first in range(0, per_stage, block)
-        ]
+        """The ranks that hold a whole model, one tuple for each copy of it."""
+        return self.train.replicas(self.num_ranks)
 
     @property
     def engines(self) -> list[tuple[int, ...]]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from rlmegatron.models.load import slices
 from rlmegatron.models.rules import Part
 from rlmegatron.rollout.placement import place_engines
+from rlmegatron.weight_sync.engines import Engines
 from rlmegatron.weight_sync.hf_stream import HfStream
 from rlmegatron.weight_sync.reshard import Reshard, ReshardSettings
 from rlmegatron.weight_sync.transport import Transport
@@ -123,19 +124,14 @@ def _hf_stream(scene: Scene) -> Transport:
 def _reshard(name: Any) -> Callable[[Scene], Transport]:
     def make(scene: Scene) -> Transport:
         layout, world = scene.shard.layout, scene.world
-        engines = place_engines(
+        placed = place_engines(
             world_size=world.size,
             tensor=layout.engine_tensor,
             ranks_per_node=world.ranks_per_node,
             train_tensor=layout.train.tp,
         )
-        settings = ReshardSettings(
-            engine_tensor=layout.engine_tensor,
-            engine_expert=layout.engine_expert,
-            engine_dtype=scene.engine_dtype,
-            bytes_per_bucket=scene.bytes_per_bucket,
-            timeout_s=scene.timeout_s,
-        )
+        engines = Engines(placed, layout.engine_tensor, layout.engine_expert, scene.engine_dtype)
+        settings = ReshardSettings(bytes_per_bucket=scene.bytes_per_bucket, timeout_s=scene.timeout_s)
         return Reshard(name, scene.shard.stream(scene.group), scene.shard.arch, engines, world, settings)
 
     return make

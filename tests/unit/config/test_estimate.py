@@ -1,4 +1,4 @@
-"""Layout and memory against Megatron's own rank generator and numbers worked out by hand."""
+"""Parameters and memory of a rank against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -7,42 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from rlmegatron.config.estimate import (
-    Layout,
-    activation_bytes,
-    layout_of,
-    memory_of,
-    rank_parameters,
-    smallest_world,
-    spans,
-)
+from rlmegatron.config.estimate import activation_bytes, memory_of, rank_parameters
+from rlmegatron.config.layout import Layout, layout_of
 from rlmegatron.config.load import load
 from rlmegatron.config.model_card import ModelCard
 from rlmegatron.config.partition import padded_vocab
-from rlmegatron.config.schema import ParallelConfig
 from rlmegatron.models.card import read_model_card
 from rlmegatron.models.table import read_architecture
-from rlmegatron.rollout.placement import place_engines
-
-SIZES = [(1, 1, 1), (2, 1, 2), (2, 2, 1), (2, 3, 4), (8, 2, 4)]
 
 
-def layout(
-    *,
-    tensor: int = 1,
-    pipeline: int = 1,
-    data: int = 1,
-    virtual: int = 1,
-    engine: int = 1,
-    expert: int = 1,
-    expert_tensor: int = 1,
-) -> Layout:
+def layout(*, tensor: int = 1, pipeline: int = 1, data: int = 1, expert: int = 1, expert_tensor: int = 1) -> Layout:
     return Layout(
         world=tensor * pipeline * data,
         tensor=tensor,
         pipeline=pipeline,
-        virtual_pipeline=virtual,
-        engine_tensor=engine,
+        virtual_pipeline=1,
+        engine_tensor=1,
         expert=expert,
         expert_tensor=expert_tensor,
     )
@@ -51,79 +31,6 @@ def layout(
 @pytest.fixture
 def card(make_model: Callable[..., Path]) -> ModelCard:
     return read_model_card(str(make_model()))
-
-
-@pytest.mark.parametrize(("tensor", "pipeline", "data"), SIZES)
-def test_groups_are_those_of_megatrons_default_order(tensor: int, pipeline: int, data: int) -> None:
-    parallel_state = pytest.importorskip("megatron.core.parallel_state")
-    megatron = parallel_state.RankGenerator(tp=tensor, ep=1, dp=data, pp=pipeline, cp=1, order="tp-cp-ep-dp-pp")
-    ours = layout(tensor=tensor, pipeline=pipeline, data=data)
-    for axis in ("tp", "dp", "pp"):
-        assert sorted(ours.groups(axis)) == sorted(megatron.get_ranks(axis))
-
-
-@pytest.mark.parametrize(
-    ("expert_tensor", "expert", "pipeline"), [(1, 1, 1), (2, 1, 1), (1, 4, 2), (2, 2, 2), (4, 3, 1)]
-)
-def test_expert_groups_are_those_of_megatrons_default_order(expert_tensor: int, expert: int, pipeline: int) -> None:
-    parallel_state = pytest.importorskip("megatron.core.parallel_state")
-    ours = layout(tensor=2, data=12 // pipeline, pipeline=pipeline, expert=expert, expert_tensor=expert_tensor)
-    megatron = parallel_state.RankGenerator(
-        tp=expert_tensor,
-        ep=expert,
-        dp=24 // (expert_tensor * expert * pipeline),
-        pp=pipeline,
-        cp=1,
-        order="tp-cp-ep-dp-pp",
-    )
-    for axis, of_megatron in (("etp", "tp"), ("ep", "ep"), ("edp", "dp"), ("pp", "pp")):
-        assert sorted(ours.groups(axis)) == sorted(megatron.get_ranks(of_megatron))
-    assert ours.expert_data == len(ours.groups("edp")[0])
-
-
-def test_coordinates_of_rank_13_in_a_world_of_24() -> None:
-    at = layout(tensor=2, pipeline=3, data=4).coordinates(13)
-    assert (at.tp, at.dp, at.pp) == (1, 2, 1)
-    assert layout(tensor=2, pipeline=3, data=4).stage_ranks(1) == range(8, 16)
-
-
-@pytest.mark.parametrize(("pipeline", "virtual"), [(1, 1), (2, 1), (4, 1), (2, 2), (2, 3), (3, 4)])
-def test_every_layer_is_held_once_and_chunks_follow_each_other_round_the_stages(pipeline: int, virtual: int) -> None:
-    sizes = layout(pipeline=pipeline, virtual=virtual)
-    order = [sizes.stage_layers(stage, num_layers=24)[chunk] for chunk in range(virtual) for stage in range(pipeline)]
-    assert [layer for layers in order for layer in layers] == list(range(24))
-
-
-def test_interleaved_stages_hold_the_layers_that_megatron_gives_them() -> None:
-    sizes = layout(pipeline=2, virtual=2)
-    assert sizes.stage_layers(0, num_layers=8) == [range(2), range(4, 6)]
-    assert sizes.stage_layers(1, num_layers=8) == [range(2, 4), range(6, 8)]
-
-
-def test_engines_are_those_that_a_run_starts() -> None:
-    for sizes in (layout(tensor=4, data=2, engine=2), layout(tensor=2, pipeline=2, data=2, engine=4)):
-        placements = place_engines(
-            world_size=8, tensor=sizes.engine_tensor, ranks_per_node=8, train_tensor=sizes.tensor
-        )
-        assert sizes.engines() == [placement.ranks for placement in placements]
-        assert len(placements) == sizes.num_engines
-
-
-@pytest.mark.parametrize(
-    ("sizes", "engine", "size"),
-    [
-        ({}, 1, 1),
-        ({"tensor": 2, "pipeline": 2}, 1, 4),
-        ({"tensor": 2, "pipeline": 3}, 4, 12),
-        ({"tensor": 8}, 2, 8),
-        ({"expert": 4}, 1, 4),
-        ({"tensor": 2, "expert": 4}, 1, 4),
-        ({"tensor": 2, "pipeline": 2, "expert": 3}, 4, 12),
-        ({"tensor": 4, "expert": 2, "expert_tensor": 3}, 8, 24),
-    ],
-)
-def test_smallest_world_holds_whole_models_and_engines(sizes: dict[str, int], engine: int, size: int) -> None:
-    assert smallest_world(ParallelConfig(**sizes), engine_tensor=engine) == size
 
 
 def test_vocabulary_is_padded_as_the_learner_pads_it(make_model: Callable[..., Path]) -> None:
@@ -272,10 +179,3 @@ def test_latent_attention_keeps_its_own_widths_and_caches_the_latent_on_every_ra
     assert activation_bytes(card, sizes, 0, model=cfg.model, tokens=10, sequence=False) == (
         4 * (4 * 128 + latent + queries_keys_values_outcome + moe) * 10 * 2
     )
-
-
-def test_many_groups_are_abbreviated() -> None:
-    assert spans([[0, 1], [2, 3]]) == "0-1, 2-3"
-    assert spans([[0, 2, 1, 3]]) == "{0, 2, 1, 3}"
-    assert spans([[rank] for rank in range(512)]) == "0, 1, ..., 511"
-    assert spans([list(range(0, 512, 8))]) == "{0, 8, ..., 504}"

@@ -31,6 +31,7 @@ from rlmegatron.models.table import architecture_of
 from rlmegatron.rollout.api import RolloutEngine
 from rlmegatron.rollout.placement import place_engines
 from rlmegatron.weight_sync.engine_loader import loadable
+from rlmegatron.weight_sync.engines import Engines
 from rlmegatron.weight_sync.reshard import Name, Reshard, ReshardSettings
 
 LATENT = NAMES[6:]
@@ -143,19 +144,15 @@ class Scene:
     def _side(self, name: Name, world: World) -> tuple[TrainShard, Reshard]:
         layout = self.layout
         shard = TrainShard(self.arch, layout, rank=world.rank, dtype=getattr(torch, self.case.dtypes[0]))
-        engines = place_engines(
+        placed = place_engines(
             world_size=world.size,
             tensor=layout.engine_tensor,
             ranks_per_node=world.ranks_per_node,
             train_tensor=layout.train.tp,
         )
-        settings = ReshardSettings(
-            engine_tensor=layout.engine_tensor,
-            engine_expert=layout.engine_expert,
-            engine_dtype=getattr(torch, self.case.dtypes[1]),
-            bytes_per_bucket=1 << 14,
-            timeout_s=TIMEOUT_S,
-        )
+        dtype = getattr(torch, self.case.dtypes[1])
+        engines = Engines(placed, layout.engine_tensor, layout.engine_expert, dtype)
+        settings = ReshardSettings(bytes_per_bucket=1 << 14, timeout_s=TIMEOUT_S)
         return shard, Reshard(name, stream_of(shard), self.arch, engines, world, settings)
 
 

@@ -148,8 +148,8 @@ def check_cover(
     ranks = parameters_of(arch, layout, tensors)
     plan = plan_of(arch, layout, tensor, on_cpu=on_cpu, replicas=replicas, per_node=per_node)
     for pieces, wanted in zip(plan.pieces, plan.wanted, strict=True):
-        givers = plan.ranks.sources(pieces, on=on % plan.ranks.num_ranks)
-        stage, place = np.divmod(givers, plan.ranks.per_stage)
+        source_ranks = plan.ranks.source_ranks(pieces, on=on % plan.ranks.num_ranks)
+        stage, place = np.divmod(source_ranks, plan.ranks.per_stage)
         found = written(pieces, stage * layout.per_stage + place % layout.per_stage, rules, ranks)
         assert sum(np.count_nonzero(content) for content in found.values()) == pieces.num_elements().sum()
         for one in wanted:
@@ -158,7 +158,7 @@ def check_cover(
             assert np.array_equal(found[one.parameter][top:bottom, left:right].reshape(expected.shape), expected), one
 
 
-def written(pieces: Pieces, givers: Ints, rules: Sequence[Rule], ranks: list[dict[str, Any]]) -> dict[int, Any]:
+def written(pieces: Pieces, source_ranks: Ints, rules: Sequence[Rule], ranks: list[dict[str, Any]]) -> dict[int, Any]:
     """Parameter number -> its content as a matrix, by a slow loop over the pieces."""
     most = {
         number: (pieces.row + pieces.rows)[pieces.parameter == number].max()
@@ -166,9 +166,9 @@ def written(pieces: Pieces, givers: Ints, rules: Sequence[Rule], ranks: list[dic
     }
     found: dict[int, Any] = {}
     columns = (getattr(pieces, field.name).tolist() for field in fields(pieces))
-    for giver, one in zip(givers, zip(*columns, strict=True), strict=True):
+    for source, one in zip(source_ranks, zip(*columns, strict=True), strict=True):
         rule, _, _, _, top, left, source_width, parameter, row, column, width, rows, across = one
-        given = ranks[giver][rules[rule].parameter]
+        given = ranks[source][rules[rule].parameter]
         matrix = given.reshape(-1, given.shape[-1])
         assert matrix.shape[1] == source_width
         if parameter not in found:
@@ -234,7 +234,7 @@ def test_the_bound_by_hand(layout: ReplicaLayout, tensor: int, share: float) -> 
 def test_everybody_gives_as_much() -> None:
     plan = plan_of(dense(), ReplicaLayout(tp=4, pp=1), 1, on_cpu=False, replicas=2)
     found = traffic(plan.rules, plan.pieces, plan.ranks, [(rank,) for rank in range(8)], itemsize=2)
-    assert len(set(found.sent)) == len(set(found.received)) == 1 and {len(some) for some in found.givers} == {4}
+    assert len(set(found.sent)) == len(set(found.received)) == 1 and {len(some) for some in found.source_ranks} == {4}
 
 
 def test_of_equal_copies_the_own_one_gives_and_the_own_rank_what_all_hold() -> None:
@@ -242,7 +242,7 @@ def test_of_equal_copies_the_own_one_gives_and_the_own_rank_what_all_hold() -> N
     arch = architecture("Qwen3MoeForCausalLM", num_experts=4)
     plan = plan_of(arch, ReplicaLayout(tp=2, pp=1, ep=4), 2, on_cpu=False)
     pieces = plan.pieces[1]
-    for shard, expert, source in zip(pieces.shard, pieces.expert, plan.ranks.sources(pieces, on=3), strict=True):
+    for shard, expert, source in zip(pieces.shard, pieces.expert, plan.ranks.source_ranks(pieces, on=3), strict=True):
         if expert >= 0:
             assert source == expert
         else:
@@ -252,7 +252,7 @@ def test_of_equal_copies_the_own_one_gives_and_the_own_rank_what_all_hold() -> N
 def test_a_copy_on_the_own_node_is_nearer_than_one_of_the_own_replica() -> None:
     """TP 4 on nodes of 2: ranks 0 to 3 and 4 to 7 hold a copy each, and rank 1 has shard 0 and 1 on its node."""
     plan = plan_of(dense(), ReplicaLayout(tp=2, pp=2), 1, on_cpu=False, replicas=2, per_node=2)
-    sources = plan.ranks.sources(plan.pieces[0], on=3)  # of stage 0, replica 1, on the node of ranks 2 and 3
+    sources = plan.ranks.source_ranks(plan.pieces[0], on=3)  # of stage 0, replica 1, on the node of ranks 2 and 3
     assert set(sources) == {2, 3, 6, 7}  # its own place of stage 1 is on the node of ranks 6 and 7
 
 
@@ -272,5 +272,5 @@ def test_ranks_exchange_within_the_micro_data_parallel_groups(
     needed: list[list[int]] = [[] for _ in range(plan.ranks.num_ranks)]
     for engine in engine_groups(world_size=plan.ranks.num_ranks, tensor=tensor, train_tensor=tp):
         for engine_rank, rank in enumerate(engine):
-            needed[rank] = plan.ranks.sources(plan.pieces[engine_rank], on=rank).tolist()
+            needed[rank] = plan.ranks.source_ranks(plan.pieces[engine_rank], on=rank).tolist()
     assert exchange_groups(needed) == groups

@@ -14,6 +14,7 @@ from test_hf_stream import stream_of
 from rlmegatron.models.architecture import Architecture
 from rlmegatron.models.stream import TensorStream
 from rlmegatron.rollout.api import EngineError
+from rlmegatron.weight_sync.engines import Engines
 from rlmegatron.weight_sync.hf_stream import HfStream
 from rlmegatron.weight_sync.verify import Verifier
 
@@ -37,9 +38,7 @@ class Published:
             Alone(),  # type: ignore[arg-type]
             self.stream,
             arch,
-            engine_tensor=tensor,
-            engine_expert=expert,
-            dtype=torch.float32,
+            Engines((), tensor=tensor, expert=expert, dtype=torch.float32),
         )
         self.transfer()
 
