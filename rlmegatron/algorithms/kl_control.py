@@ -14,6 +14,7 @@ MOST_ERROR = 0.2
 def adapted(coef: float, *, measured: float, target: float, num_samples: int, horizon: int) -> float:
     """coef (1 + clip(measured / target - 1, -0.2, 0.2) num_samples / horizon) (arXiv 1909.08593, sec. 2.2).
 
+    num_samples / horizon is the paper's K (0.1 there), as in its code, TRL and verl.
     measured, target: divergence in the same unit. num_samples: answers that `measured` was taken from. horizon: answers
     over which the weight may change by a factor of about e^0.2. Raises ValueError for a measured divergence that is not
     finite, a target or horizon that is not positive, and for num_samples of 5 horizons or more, where the weight could

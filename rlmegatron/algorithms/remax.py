@@ -19,7 +19,9 @@ from rlmegatron.algorithms.shapes import expect
 def remax(rewards: Tensor, greedy_rewards: Tensor, *, group_ids: Tensor | None = None) -> Tensor:
     """Reward minus the reward of the same prompt's greedy answer (ReMax, arXiv 2310.10505).
 
-    One sample per prompt is enough. As in verl (`compute_remax_outcome_advantage`), with one reward per answer.
+    One sample per prompt is enough. As in verl (`compute_remax_outcome_advantage`) for one reward per answer. Where a
+    divergence is charged in the reward, the caller has taken the whole answer's off `rewards`, and none off
+    `greedy_rewards`; verl charges each token with what comes after it, which gives the same gradient in the mean.
 
     rewards, greedy_rewards: [N] floating, one unit. group_ids: [N], only for messages. Returns [N] in the dtype of
     `rewards`, computed in float64. Raises ValueError that names the first sample whose reward, or greedy answer's

@@ -51,6 +51,9 @@ class Form:
         return self.required + self.optional
 
 
+COSTLY = frozenset({"values", "greedy_rewards"})
+"""Inputs that a run makes only for who names them: a critic's values, and a further answer to every prompt."""
+NOTHING_NEAR = "."
 PER_SAMPLE = "per_sample"
 PER_TOKEN = "per_token"
 
@@ -87,11 +90,6 @@ class Piece:
         foreign, absent = offered.keys() - set(self.form.offered), self.inputs - offered.keys()
         assert not foreign and not absent, f"{self.kind} {self.name!r}: foreign {foreign}, absent {absent}"
         return self.function(**{key: value for key, value in offered.items() if key in self.inputs})
-
-
-def check_name(kind: str, name: str) -> None:
-    """Raise ValueError unless `name` is in the table of `kind` or reads 'package.module:function'; imports nothing."""
-    _path(kind, name)
 
 
 def resolve(kind: str, name: str) -> Piece:
@@ -131,19 +129,22 @@ def _fit(kind: str, where: str, function: Callable[..., Any]) -> tuple[Form, fro
     parameters = inspect.signature(function).parameters.values()
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    if any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) for p in parameters):
+    if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
         raise ValueError(f"{where}: takes positional-only parameters, but it is called by keyword")
     form = max(FORMS[kind], key=lambda form: len(named & set(form.offered)))
     missing = [] if open_ended else [key for key in form.required if key not in named]
     if missing:
         forms = " or ".join(", ".join(form.required) for form in FORMS[kind])
         raise ValueError(f"{where}: must take the parameters {forms}; it lacks {', '.join(missing)}")
+    own = {p.name for p in parameters if p.default is not p.empty}
     for key in sorted(named - set(form.offered)):
         near = _near(key, list(form.offered))
-        raise ValueError(f"{where}: takes {key!r}, which nobody passes{near} It may take {', '.join(form.offered)}")
-    return form, frozenset(form.offered if open_ended else named)
+        if key not in own or near != NOTHING_NEAR:
+            raise ValueError(f"{where}: takes {key!r}, which nobody passes{near} It may take {', '.join(form.offered)}")
+    inputs = named & set(form.offered)
+    return form, frozenset(inputs | set(form.offered) - COSTLY if open_ended else inputs)
 
 
 def _near(word: str, known: list[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."
+    return f"; did you mean {close[0]!r}?" if close else NOTHING_NEAR

@@ -32,7 +32,8 @@ class ReturnScale:
     hundreds.
 
     Normalised values belong to the scale they were made with: turn values back with the one in use when the critic
-    computed them, then update, then normalise returns and old values with the new one.
+    computed them, then update, then normalise returns with the new one. Old values stay as the critic gave them, as in
+    MAPPO: the clip of the value loss bounds how far its output moves, and in a new unit it would seem to have moved.
 
     >>> import torch
     >>> scale = ReturnScale(decay=0.5).update(torch.tensor([2.0, 12.0, 104.0]))

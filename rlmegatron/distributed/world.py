@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -176,8 +177,6 @@ def start_world(*, timeout_s: float) -> World:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

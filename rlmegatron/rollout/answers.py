@@ -6,6 +6,7 @@ In: decoded JSON of `/generate`. Out: `Sample`. Must never import torch or sglan
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def to_sample(
 ) -> Sample:
     """The sample an answer holds, with the experts of `routed` layers if asked for.
 
-    Raises EngineError when its parts do not belong together.
+    Raises EngineError when its parts do not belong together, or a log-probability is no finite number.
     """
     token_ids = tuple(answer["output_ids"])
     meta = answer["meta_info"]
@@ -33,6 +34,14 @@ def to_sample(
         raise EngineError(
             f"prompt {request.prompt_id}: the engine scored {[entry[1] for entry in scored]} but sampled {token_ids}"
         )
+    logprobs = tuple(entry[0] for entry in scored)
+    for place, logp in enumerate(logprobs):
+        # JSON has no NaN: it arrives as null. Let through, it would take its token out of the loss unseen.
+        if logp is None or not math.isfinite(logp):
+            raise EngineError(
+                f"prompt {request.prompt_id}, sample {request.index}: the engine's log-probability of token {place} "
+                f"is {logp}, must be a finite number"
+            )
     experts = None
     if routed is not None:
         experts = routed_experts(request, meta["routed_experts"], routed, num_answer_tokens=len(token_ids))
@@ -40,7 +49,7 @@ def to_sample(
         prompt_id=request.prompt_id,
         index=request.index,
         token_ids=token_ids,
-        logprobs=tuple(entry[0] for entry in scored),
+        logprobs=logprobs,
         weight_versions=versions_per_token(meta["weight_versions"], num_tokens=len(token_ids)),
         finish_reason=meta["finish_reason"]["type"],
         text=decode(token_ids) if decode is not None else "",

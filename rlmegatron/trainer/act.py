@@ -11,9 +11,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlmegatron.config.schema import RunConfig
 from rlmegatron.metrics.log import StepLog
 from rlmegatron.metrics.values import Last, Metric
 from rlmegatron.rollout.api import SamplingConfig
+from rlmegatron.trainer.batch import is_cut_off
 from rlmegatron.trainer.collect import judge
 from rlmegatron.trainer.hand_over import generate_or_recover
 from rlmegatron.trainer.run import Run
@@ -72,7 +74,7 @@ def _differing(run: Run, log: StepLog, step: int) -> list[SampleGroup]:
     tally = Tally()
     while tally.kept < wanted and tally.tried < budget:
         groups = _judged(run, log, step, tally.next_draw(wanted=wanted, budget=budget))
-        ranges = run.world.collect("dynamic sampling", lambda: _ranges(groups, by=settings.by))  # noqa: B023
+        ranges = run.world.collect("dynamic sampling", lambda: _ranges(run.cfg, groups))  # noqa: B023
         everywhere = {prompt_id: found for part in ranges for prompt_id, found in part.items()}
         tally, chosen = choose(tally, everywhere, wanted=wanted, threshold=run.cfg.eval.accuracy_threshold)
         kept += [group for group in groups if group.prompt.id in chosen]
@@ -101,12 +103,21 @@ def choose(tally: Tally, ranges: Mapping[int, Range], *, wanted: int, threshold:
     ), frozenset(chosen)
 
 
-def _ranges(groups: Sequence[SampleGroup], *, by: str) -> dict[int, Range]:
+def _ranges(cfg: RunConfig, groups: Sequence[SampleGroup]) -> dict[int, Range]:
+    """By prompt id, over what credit will see: answers that are not dropped, rewards within `reward.clip`."""
+    by = cfg.rollout.dynamic_sampling.by
+    clip = cfg.reward.clip if by == "reward" else None
     found = {}
     for group in groups:
-        values = [_compared(sample, by) for sample in group.samples]
-        found[group.prompt.id] = (min(values), max(values))
+        kept = [sample for sample in group.samples if not (cfg.algorithm.drop_cut_off and is_cut_off(sample))]
+        values = [_within(clip, _compared(sample, by)) for sample in kept or group.samples]
+        # Of a group that is dropped altogether nothing is left that could differ.
+        found[group.prompt.id] = (min(values), max(values) if kept else min(values))
     return found
+
+
+def _within(clip: Range | None, value: float) -> float:
+    return value if clip is None else min(max(value, clip[0]), clip[1])
 
 
 def _compared(sample: Sample, by: str) -> float:

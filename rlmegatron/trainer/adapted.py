@@ -21,9 +21,9 @@ class Adapted:
     kl_coef: float
     return_scale: ReturnScale | None
 
-    def adapt_kl(self, config: KLConfig, *, measured: float, num_samples: int) -> None:
-        """Move the weight towards what keeps the divergence at its target; nothing without one."""
-        if config.target is not None and num_samples:
+    def adapt_kl(self, config: KLConfig, *, measured: float | None, num_samples: int) -> None:
+        """Move the weight towards what keeps the divergence at its target; nothing without one, or a measurement."""
+        if config.target is not None and measured is not None and num_samples:
             self.kl_coef = adapted(
                 self.kl_coef,
                 measured=measured,

@@ -17,7 +17,7 @@ from torch import Tensor
 from rlmegatron.data.batch import TrainBatch, assemble
 from rlmegatron.data.packing import plan_batches
 from rlmegatron.distributed.world import World
-from rlmegatron.types import SampleGroup
+from rlmegatron.types import Sample, SampleGroup
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -126,6 +126,11 @@ def build_step_batch(
     return StepBatch(facts, dropped, local, own, mini_batches)
 
 
+def is_cut_off(sample: Sample) -> bool:
+    """Whether an answer ended without an end-of-text token: what `algorithm.drop_cut_off` leaves out."""
+    return sample.finish_reason != "stop"
+
+
 def _facts(groups: Sequence[SampleGroup]) -> list[SampleFacts]:
     return [
         SampleFacts(
@@ -135,7 +140,7 @@ def _facts(groups: Sequence[SampleGroup]) -> list[SampleFacts]:
             num_answer_tokens=len(sample.token_ids),
             reward=math.nan if sample.reward is None else sample.reward,
             greedy_reward=math.nan if group.greedy_reward is None else group.greedy_reward,
-            cut_off=sample.finish_reason != "stop",
+            cut_off=is_cut_off(sample),
             parts=tuple(sample.reward_parts.items()),
         )
         for group in groups

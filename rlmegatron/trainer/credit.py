@@ -19,6 +19,7 @@ from torch import Tensor
 from rlmegatron.algorithms.divergence import divergence
 from rlmegatron.algorithms.importance import importance_weights
 from rlmegatron.algorithms.loss_term import Stat, explained_variance_stat
+from rlmegatron.algorithms.promised import promised_advantages, promised_pair
 from rlmegatron.algorithms.ragged import broadcast_to_tokens
 from rlmegatron.algorithms.reward_shaping import shape_rewards
 from rlmegatron.algorithms.table import PER_SAMPLE, Piece
@@ -58,6 +59,14 @@ class Credit:
     group: dist.ProcessGroup
     collect: Callable[[Any], list[Any]]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for rewards that would be compared in two units."""
+        if self.reward.whiten and "greedy_rewards" in self.piece.inputs:
+            raise ValueError(
+                f"reward.whiten: true cannot go with algorithm.advantage {self.piece.name!r}, which compares with the "
+                "reward of another answer; use algorithm.whiten, which acts on advantages"
+            )
+
     def assign(self, batch: StepBatch) -> tuple[StepBatch, Mapping[str, Stat]]:
         """Collective; the batch with advantages, returns and importance weights, and statistics of this rank's part.
 
@@ -80,10 +89,13 @@ class Credit:
         local, of_engine = self._with_importance(local)
         return batch.with_local(local), {**stats, **of_engine}
 
-    def kl_from_reference(self, local: TrainBatch) -> float:
-        """Collective; mean of the configured estimator over all tokens of the step, before its update."""
+    def kl_from_reference(self, local: TrainBatch) -> float | None:
+        """Collective; mean of the configured estimator over all tokens of the step that count, before its update.
+
+        None where none counts: no divergence was measured, which is not a divergence of 0.
+        """
         moments = self._moments(self._kl(local), local.loss_mask)
-        return mean_and_variance(moments)[0]
+        return mean_and_variance(moments)[0] if moments[0] else None
 
     def _shaped(self, rewards: Tensor) -> Tensor:
         return shape_rewards(rewards, clip=self.reward.clip, whiten=self.reward.whiten)
@@ -97,7 +109,8 @@ class Credit:
         }
         if "greedy_rewards" in self.piece.inputs:
             offered["greedy_rewards"] = shape_rewards(batch.greedy_rewards, clip=self.reward.clip, whiten=False)
-        own = self.piece(**offered)[batch.own_numbers].float().to(batch.local.tokens.device)
+        scores = promised_advantages(self.piece, self.piece(**offered), like=rewards)
+        own = scores[batch.own_numbers].float().to(batch.local.tokens.device)
         advantages = broadcast_to_tokens(own, batch.local.cu_seqlens, batch.local.loss_mask)
         return batch.local.with_tensors(advantages=advantages)
 
@@ -113,7 +126,7 @@ class Credit:
         scale, values = self.adapted.return_scale, local.values
         if values is not None:
             offered["values"] = values = values if scale is None else scale.denormalize(values)
-        advantages, returns = self.piece(**offered)
+        advantages, returns = promised_pair(self.piece, self.piece(**offered), mask=local.loss_mask)
         stats = {}
         if values is not None:
             stats["critic/explained_variance"] = explained_variance_stat(

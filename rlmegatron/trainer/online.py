@@ -15,11 +15,12 @@ from rlmegatron.metrics.log import StepLog
 from rlmegatron.metrics.values import Last, Sum
 from rlmegatron.trainer.act import Shortage, act
 from rlmegatron.trainer.batch import SampleFacts, StepBatch, build_step_batch
+from rlmegatron.trainer.build import open_sinks
 from rlmegatron.trainer.credit import add_scores
 from rlmegatron.trainer.evaluate import evaluate, to_lead
 from rlmegatron.trainer.facts import agreement_metrics, answer_metrics, memory_metrics, stat_metrics
 from rlmegatron.trainer.hand_over import hand_device_to_engine, hand_device_to_learner, publish_weights
-from rlmegatron.trainer.run import Run, open_sinks
+from rlmegatron.trainer.run import Run
 from rlmegatron.trainer.samples_file import write_samples
 from rlmegatron.trainer.state import export_policy, restore, save
 from rlmegatron.trainer.update import update_actor, update_critic
@@ -108,7 +109,9 @@ def _learn(run: Run, batch: StepBatch, log: StepLog, step: int) -> None:
     kl = run.cfg.algorithm.kl
     if kl.target is not None:
         log.put("actor/kl_coef", Last(run.adapted.kl_coef))
-        run.adapted.adapt_kl(kl, measured=run.credit.kl_from_reference(batch.local), num_samples=len(batch.facts))
+        # A policy that stands still shows nothing of what its weight does.
+        if _policy_learns(run, step):
+            run.adapted.adapt_kl(kl, measured=run.credit.kl_from_reference(batch.local), num_samples=len(batch.facts))
 
 
 def _update(run: Run, batch: StepBatch, log: StepLog, step: int) -> None:
@@ -117,12 +120,17 @@ def _update(run: Run, batch: StepBatch, log: StepLog, step: int) -> None:
         with log.timer("critic"):
             for metrics in update_critic(learner, batch, run.objectives, epochs=cfg.critic.epochs or cfg.train.epochs):
                 log.add(metrics, prefix="critic/")
-    if learner.critic is None or step > cfg.critic.warmup_steps:
+    if _policy_learns(run, step):
         with log.timer("actor"):
             for metrics in update_actor(
                 learner, batch, run.objectives, epochs=cfg.train.epochs, max_kl=cfg.train.max_kl
             ):
                 log.add(metrics, prefix="actor/")
+
+
+def _policy_learns(run: Run, step: int) -> bool:
+    """Not in the steps that are the critic's alone."""
+    return run.learner.critic is None or step > run.cfg.critic.warmup_steps
 
 
 def _note(run: Run, batch: StepBatch, log: StepLog) -> None:
@@ -188,6 +196,7 @@ def _finish(run: Run, step: int) -> None:
     if run.world.is_lead:
         assert run.sinks is not None
         run.sinks.close()
+    run.say(f"done: the run is in {run.directory}, its numbers in metrics.jsonl")
 
 
 def _is_due(every: int, step: int) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from rlmegatron.algorithms.aggregation import denominator_part, token_weights
 from rlmegatron.algorithms.drift import drift_stats
 from rlmegatron.algorithms.loss_term import LossTerm, Stat
+from rlmegatron.algorithms.promised import promised_loss
 from rlmegatron.algorithms.regularizers import entropy_bonus, kl_penalty
 from rlmegatron.algorithms.table import Piece
 from rlmegatron.config.algorithm import AlgorithmConfig
@@ -43,7 +44,7 @@ class Objectives:
         """Policy loss, entropy bonus and, where configured, the divergence; summed over the micro-batch."""
         config = self.config
         weights, old_logp = self._weights(batch), batch.scores("old_logp")
-        term = self.policy_loss(
+        returned = self.policy_loss(
             logp=logp,
             old_logp=old_logp,
             advantages=batch.scores("advantages"),
@@ -54,6 +55,7 @@ class Objectives:
             clip_high=config.clip_high,
             dual_clip=config.dual_clip,
         )
+        term = promised_loss(self.policy_loss, returned)
         term += LossTerm(
             torch.zeros_like(term.total), drift_stats(logp=logp, old_logp=old_logp, counted=batch.loss_mask)
         )
@@ -72,14 +74,14 @@ class Objectives:
     def value(self, batch: TrainBatch, values: Tensor) -> LossTerm:
         """Value loss, summed over the micro-batch."""
         assert self.value_loss is not None
-        term = self.value_loss(
+        returned = self.value_loss(
             values=values,
             old_values=batch.scores("values"),
             returns=batch.scores("returns"),
             weights=self._weights(batch),
             value_clip=self.config.value_clip,
         )
-        return self._with_loss(term, batch)
+        return self._with_loss(promised_loss(self.value_loss, returned), batch)
 
     def count(self, batch: TrainBatch) -> float:
         """What this batch adds to the denominator."""

@@ -1,6 +1,7 @@
 """SGLang's answers become samples; answers that do not hold together are errors."""
 
 import base64
+import math
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,14 @@ def test_text_is_what_the_decoder_makes_of_the_tokens() -> None:
 def test_scores_of_other_tokens_are_an_error() -> None:
     with pytest.raises(EngineError, match=r"prompt 7: the engine scored \[11\] but sampled \(11, 2\)"):
         to_sample(REQUEST, answer(output_token_logprobs=[[-0.5, 11, None]]), None)
+
+
+@pytest.mark.parametrize("logp", [None, math.nan, -math.inf])
+def test_a_log_probability_that_is_no_number_is_an_error(logp: float | None) -> None:
+    with pytest.raises(
+        EngineError, match=r"prompt 7, sample 3: the engine's log-probability of token 1 is (None|nan|-inf)"
+    ):
+        to_sample(REQUEST, answer(output_token_logprobs=[[-0.5, 11, None], [logp, 2, None]]), None)
 
 
 def encoded(shape: tuple[int, ...]) -> str:

@@ -27,6 +27,7 @@ def test_without_a_target_or_samples_it_stays() -> None:
     adapted = Adapted(0.5, None)
     adapted.adapt_kl(KLConfig(where="loss"), measured=9.0, num_samples=100)
     adapted.adapt_kl(ADAPTIVE, measured=9.0, num_samples=0)
+    adapted.adapt_kl(ADAPTIVE, measured=None, num_samples=100)  # every token was masked out: not a divergence of 0
     assert adapted.kl_coef == 0.5
 
 

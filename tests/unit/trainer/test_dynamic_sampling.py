@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlmegatron.config.schema import RunConfig
 from rlmegatron.trainer.act import Tally, _ranges, choose
 from rlmegatron.types import Prompt, Sample, SampleGroup
 
 
-def group(prompt_id: int, *rewards: float, **parts: tuple[float, ...]) -> SampleGroup:
+def group(prompt_id: int, *rewards: float, cut_off: tuple[int, ...] = (), **parts: tuple[float, ...]) -> SampleGroup:
+    """Answers with these rewards; `cut_off` numbers those that ended at the length limit."""
     samples = tuple(
-        Sample(prompt_id, i, (), (), (), "stop", "", reward, {name: values[i] for name, values in parts.items()})
+        Sample(
+            prompt_id,
+            i,
+            (),
+            (),
+            (),
+            "length" if i in cut_off else "stop",
+            "",
+            reward,
+            {name: values[i] for name, values in parts.items()},
+        )
         for i, reward in enumerate(rewards)
     )
     return SampleGroup(Prompt(prompt_id, (1,), "", {}, ""), samples)
 
 
+def config(**sections: Any) -> RunConfig:
+    """A run with these sections, which compares rewards unless `by` says otherwise."""
+    needed = {"name": "run", "model": {"path": "m"}, "data": {"train": [{"path": "p"}]}, "train": {"steps": 1}}
+    return RunConfig.model_validate({**needed, **sections})
+
+
 def test_groups_that_differ_are_kept_in_the_order_of_drawing() -> None:
-    ranges = _ranges([group(9, 0, 1), group(4, 1, 1), group(2, 0, 0.5), group(7, 0, 0)], by="reward")
+    ranges = _ranges(config(), [group(9, 0, 1), group(4, 1, 1), group(2, 0, 0.5), group(7, 0, 0)])
     tally, chosen = choose(Tally(), ranges, wanted=8, threshold=0.5)
     assert chosen == {2, 9}
     assert tally == Tally(tried=4, kept=2, low=1, high=1)
     tally, chosen = choose(
-        tally, _ranges([group(11, 0, 1), group(10, 1, 0), group(12, 0, 1)], by="reward"), wanted=4, threshold=0.5
+        tally, _ranges(config(), [group(11, 0, 1), group(10, 1, 0), group(12, 0, 1)]), wanted=4, threshold=0.5
     )
     assert chosen == {10, 11}
     assert tally == Tally(tried=7, kept=4, low=1, high=1, surplus=1)
@@ -41,9 +60,19 @@ def test_groups_that_differ_are_kept_in_the_order_of_drawing() -> None:
 def test_a_part_of_the_reward_can_decide() -> None:
     """DAPO compares correctness, whatever a penalty on length makes of the reward."""
     groups = [group(1, 0.9, 0.8, right=(1, 1)), group(2, 0.5, 0.5, right=(0, 1))]
-    assert choose(Tally(), _ranges(groups, by="right"), wanted=2, threshold=0.5)[1] == {2}
+    right = config(rollout={"dynamic_sampling": {"by": "right"}}, reward={"clip": (0.0, 0.5)})
+    assert choose(Tally(), _ranges(right, groups), wanted=2, threshold=0.5)[1] == {2}
     with pytest.raises(ValueError, match=r"dynamic_sampling.by: the reward has no part 'acc'; it has reward, right"):
-        _ranges(groups, by="acc")
+        _ranges(config(rollout={"dynamic_sampling": {"by": "acc"}}), groups)
+
+
+def test_a_group_must_differ_in_what_credit_will_see() -> None:
+    """Else it is kept without a gradient: once cut-off answers are dropped, or rewards are cut to their bounds."""
+    groups = [group(1, 1, 1, 0, cut_off=(2,)), group(2, 1, 0, 1, cut_off=(2,)), group(3, 1, 0, cut_off=(0, 1))]
+    assert _ranges(config(), groups) == {1: (0, 1), 2: (0, 1), 3: (0, 1)}
+    assert _ranges(config(algorithm={"drop_cut_off": True}), groups) == {1: (1, 1), 2: (0, 1), 3: (0, 0)}
+    clipped = config(reward={"clip": (-1.0, 1.0)})
+    assert _ranges(clipped, [group(1, 2, 7), group(2, -3, 7), group(3, 0, 0.5)]) == {1: (1, 1), 2: (-1, 1), 3: (0, 0.5)}
 
 
 def test_further_draws_follow_the_share_that_differed() -> None:
