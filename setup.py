@@ -26,7 +26,6 @@ REQUIREMENTS = [
     "megatron-core>=0.16.1,<0.20",
     "numpy>=2.0",
     "orjson>=3.10",
-    "packaging>=24.2",
     "psutil>=6.0",
     "pyarrow>=18.0",
     "pydantic>=2.12,<3",

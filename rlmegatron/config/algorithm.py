@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rlmegatron.config.advantage_traits import AdvantageTraits, traits_of
 from rlmegatron.config.section import Fraction, NonNegativeFloat, Positive, PositiveFloat, Section
 
 
@@ -86,14 +87,11 @@ class AlgorithmConfig(Section):
     """Divergence from the reference model."""
 
     @property
-    def trains_critic(self) -> bool:
-        """Whether the advantage needs values."""
-        return self.advantage == "gae"
+    def traits(self) -> AdvantageTraits:
+        """What is known of the advantage estimator."""
+        return traits_of(self.advantage)
 
     @property
     def whitens(self) -> bool:
         """Whether advantages are whitened over the step: as asked, or as the estimator's authors do."""
-        return self.advantage in _WHITENED if self.whiten is None else self.whiten
-
-
-_WHITENED = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline"})
+        return self.traits.is_whitened if self.whiten is None else self.whiten

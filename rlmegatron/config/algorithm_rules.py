@@ -6,13 +6,27 @@ layouts and lengths are in `rules.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
-from rlmegatron.config.cuts import listed
+from rlmegatron.config.advantage_traits import TRAITS
 from rlmegatron.config.model_card import ModelCard
 from rlmegatron.config.schema import RunConfig
+from rlmegatron.config.section import Section
+from rlmegatron.config.wording import as_yaml, did_you_mean, listed
 
-_GROUP_ADVANTAGES = ("grpo", "rloo", "opo", "gpg", "reinforce_pp_baseline")
+_USED_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "normalize_std": ("advantage", ("grpo",)),
+    "gamma": ("advantage", ("gae", "reinforce_pp")),
+    "lam": ("advantage", ("gae",)),
+    "clip_low": ("policy_loss", ("ppo_clip", "gspo", "cispo")),
+    "clip_high": ("policy_loss", ("ppo_clip", "gspo", "cispo")),
+    "dual_clip": ("policy_loss", ("ppo_clip",)),
+    "aggregation_constant": ("aggregation", ("seq_mean_token_sum_norm",)),
+}
+"""Keys of `algorithm` that only some choices read: the key of the choice, and which ones do."""
+_SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""It names a directory of the run, and metrics."""
 
 
 def algorithm_problems(cfg: RunConfig) -> list[str]:
@@ -23,6 +37,7 @@ def algorithm_problems(cfg: RunConfig) -> list[str]:
         *_rewards(cfg),
         *_divergence(cfg),
         *_sampling(cfg),
+        *_compared_part(cfg),
         *_evaluation(cfg),
         *_replay(cfg),
     ]
@@ -30,7 +45,15 @@ def algorithm_problems(cfg: RunConfig) -> list[str]:
 
 def algorithm_warnings(cfg: RunConfig) -> list[str]:
     """Legal choices with an effect that is rarely meant."""
-    return [*_skewed_sampling(cfg), *_idle_parts(cfg), *_unusual_ratios(cfg)]
+    return [
+        *_skewed_sampling(cfg),
+        *_idle_parts(cfg),
+        *_unread_keys(cfg),
+        *_switched_off(cfg),
+        *_unusual_ratios(cfg),
+        *_against_authors(cfg),
+        *_penalty_out_of_reach(cfg),
+    ]
 
 
 def expert_problems(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
@@ -58,7 +81,7 @@ def _replay(cfg: RunConfig) -> Iterator[str]:
 
 def _groups(cfg: RunConfig) -> Iterator[str]:
     advantage, samples = cfg.algorithm.advantage, cfg.rollout.samples_per_prompt
-    if advantage in _GROUP_ADVANTAGES and samples < 2:
+    if cfg.algorithm.traits.uses_group and samples < 2:
         yield (
             f"rollout.samples_per_prompt: 1 leaves algorithm.advantage '{advantage}' no group to compare with (every "
             "advantage would be 0); use at least 2"
@@ -71,11 +94,19 @@ def _groups(cfg: RunConfig) -> Iterator[str]:
 
 
 def _critic_parts(cfg: RunConfig) -> Iterator[str]:
+    advantage, uses_values = cfg.algorithm.advantage, cfg.algorithm.traits.uses_values
+    if advantage in TRAITS and cfg.critic.enabled not in (None, uses_values):
+        does = "needs a critic" if uses_values else "has no use for one"
+        given = f"critic.enabled: {_shown(cfg.critic.enabled)} is given"
+        yield f"{given}, but algorithm.advantage '{advantage}' {does}; remove it"
     if cfg.trains_critic:
         return
-    why = f"but algorithm.advantage '{cfg.algorithm.advantage}' trains no critic; remove it, or use 'gae'"
+    instead = "use 'gae'" if advantage in TRAITS else "set critic.enabled: true"
+    why = f"but algorithm.advantage '{advantage}' trains no critic; remove it, or {instead}"
     if cfg.critic.warmup_steps:
         yield f"critic.warmup_steps: {cfg.critic.warmup_steps} is given, {why}"
+    if cfg.critic.epochs is not None:
+        yield f"critic.epochs: {cfg.critic.epochs} is given, {why}"
     if cfg.critic.path is not None:
         yield f"critic.path: {cfg.critic.path} is given, {why}"
     if cfg.critic.normalize_returns:
@@ -86,7 +117,7 @@ def _rewards(cfg: RunConfig) -> Iterator[str]:
     clip = cfg.reward.clip
     if clip is not None and clip[0] >= clip[1]:
         yield f"reward.clip: [{clip[0]:g}, {clip[1]:g}] is empty; the first bound must be below the second"
-    if cfg.reward.whiten and cfg.algorithm.advantage == "remax":
+    if cfg.reward.whiten and cfg.algorithm.traits.uses_greedy:
         yield (
             "reward.whiten: true cannot go with algorithm.advantage 'remax', which compares with the reward of another "
             "answer; use algorithm.whiten, which acts on advantages"
@@ -99,11 +130,6 @@ def _divergence(cfg: RunConfig) -> Iterator[str]:
         yield f"algorithm.kl.target: {kl.target:g} needs algorithm.kl.where 'reward' or 'loss'; it is 'none'"
     if kl.target is not None and kl.coef == 0:
         yield f"algorithm.kl.coef: 0 cannot be adapted to algorithm.kl.target ({kl.target:g}); use a number above 0"
-    if kl.target is not None and kl.estimator == "k1":
-        yield (
-            "algorithm.kl.target: the estimate by algorithm.kl.estimator 'k1' may be negative, which no target can be; "
-            "use 'k2' or 'k3'"
-        )
     samples = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
     if kl.target is not None and kl.horizon <= 0.2 * samples:
         yield (
@@ -111,9 +137,9 @@ def _divergence(cfg: RunConfig) -> Iterator[str]:
             f"weight negative; use at least {samples}"
         )
     importance = cfg.algorithm.importance
-    if importance.level != "none" and importance.mode == "mask" and importance.low >= importance.high:
+    if importance.level != "none" and importance.mode == "mask" and importance.low > importance.high:
         yield (
-            f"algorithm.importance.low: {importance.low:g} is not below algorithm.importance.high "
+            f"algorithm.importance.low: {importance.low:g} is above algorithm.importance.high "
             f"({importance.high:g}); every token would be masked out"
         )
 
@@ -131,8 +157,23 @@ def _sampling(cfg: RunConfig) -> Iterator[str]:
         yield f"rollout.stop_token_ids: {list(cfg.rollout.stop_token_ids)} holds a negative id"
 
 
+def _compared_part(cfg: RunConfig) -> Iterator[str]:
+    """Names of the table give a number, 'combine' names its parts; what a function of the user's returns is unknown."""
+    by, reward = cfg.rollout.dynamic_sampling.by, cfg.reward
+    if not cfg.rollout.dynamic_sampling.enabled or ":" in reward.name or by == "reward":
+        return
+    parts = [key for key in reward.args if "." not in key.rpartition(":")[2]] if reward.name == "combine" else []
+    if by in parts or any(":" in part and by.startswith(f"{part}.") for part in parts):
+        return
+    hint = did_you_mean(by, parts) or f"use {listed(['reward', *parts])}"
+    yield f"rollout.dynamic_sampling.by: the reward '{reward.name}' has no part '{by}'; {hint}"
+
+
 def _evaluation(cfg: RunConfig) -> Iterator[str]:
     found = cfg.eval
+    for name in found.sets:
+        if not _SET_NAME.fullmatch(name):
+            yield f"eval.sets: {name!r} cannot name a set; use letters, digits, '.', '_', '-', first a letter or digit"
     if found.sets and not found.greedy and not found.samples:
         yield "eval.greedy: false with eval.samples 0 leaves nothing to evaluate; use one of the two, or no eval.sets"
     too_large = [k for k in found.pass_at if k > found.samples]
@@ -170,8 +211,14 @@ def _idle_parts(cfg: RunConfig) -> Iterator[str]:
             "algorithm.kl.estimator: 'k1' in the loss reports the divergence without pulling to the reference (the "
             "expectation of its gradient is 0); 'k2' and 'k3' pull"
         )
-    if cfg.eval.every and not cfg.eval.sets:
-        yield f"eval.every: {cfg.eval.every} has no effect without eval.sets"
+    for key, value in (("every", cfg.eval.every), ("samples", cfg.eval.samples)):
+        if value and not cfg.eval.sets:
+            yield f"eval.{key}: {value} has no effect without eval.sets"
+    if cfg.train.max_kl is not None and cfg.train.mini_batches * cfg.train.epochs == 1:
+        yield (
+            f"train.max_kl: {cfg.train.max_kl:g} has no effect with one optimizer step a batch (train.mini_batches x "
+            "train.epochs), before which the policy has not moved"
+        )
     if cfg.algorithm.clip_low > cfg.algorithm.clip_high:
         yield (
             f"algorithm.clip_low: {cfg.algorithm.clip_low:g} is wider than algorithm.clip_high "
@@ -191,10 +238,74 @@ def _unusual_ratios(cfg: RunConfig) -> Iterator[str]:
             f"algorithm.policy_loss: 'reinforce' has no ratio to correct for the {updates} optimizer steps that a "
             "rollout batch is used for (train.mini_batches x train.epochs); all but the first are off-policy"
         )
-    if algorithm.dual_clip is not None and algorithm.policy_loss != "ppo_clip":
-        yield f"algorithm.dual_clip: {algorithm.dual_clip:g} has no effect on policy_loss '{algorithm.policy_loss}'"
-    if algorithm.aggregation_constant is not None and algorithm.aggregation != "seq_mean_token_sum_norm":
-        yield (
-            f"algorithm.aggregation_constant: {algorithm.aggregation_constant:g} has no effect on aggregation "
-            f"'{algorithm.aggregation}'"
+
+
+def _unread_keys(cfg: RunConfig) -> Iterator[str]:
+    given, chosen = _changed(cfg.algorithm), cfg.algorithm.model_dump()
+    for key, (choice, readers) in _USED_BY.items():
+        name = chosen[choice]
+        # A function of the user's own may read any of them.
+        if key in given and name not in readers and ":" not in name:
+            yield f"algorithm.{key}: {_shown(given[key])} has no effect on {choice} '{name}'"
+    if not cfg.trains_critic:
+        yield from (
+            f"algorithm.{key}: {_shown(given[key])} has no effect without a critic"
+            for key in ("value_loss", "value_clip")
+            if key in given
         )
+        if cfg.critic.optimizer != type(cfg.critic)().optimizer:
+            yield "critic.optimizer: has no effect without a critic"
+
+
+def _switched_off(cfg: RunConfig) -> Iterator[str]:
+    kl, importance, sampling = cfg.algorithm.kl, cfg.algorithm.importance, cfg.rollout.dynamic_sampling
+    idle: list[tuple[str, Section, tuple[str, ...], str]] = []
+    if kl.where == "none":
+        idle.append(("algorithm.kl", kl, ("estimator", "coef", "horizon"), "algorithm.kl.where is 'none'"))
+    elif kl.target is None:
+        idle.append(("algorithm.kl", kl, ("horizon",), "algorithm.kl.target is null"))
+    if importance.level == "none":
+        every = ("mode", "high", "low")
+        idle.append(("algorithm.importance", importance, every, "algorithm.importance.level is 'none'"))
+    elif importance.mode == "truncate":
+        idle.append(("algorithm.importance", importance, ("low",), "algorithm.importance.mode is 'truncate'"))
+    if not sampling.enabled:
+        every = ("by", "max_prompts_ratio", "on_shortage")
+        idle.append(("rollout.dynamic_sampling", sampling, every, "rollout.dynamic_sampling.enabled is false"))
+    for section, settings, keys, why in idle:
+        given = _changed(settings)
+        yield from (f"{section}.{key}: {_shown(given[key])} has no effect while {why}" for key in keys if key in given)
+
+
+def _against_authors(cfg: RunConfig) -> Iterator[str]:
+    algorithm, updates = cfg.algorithm, cfg.train.mini_batches * cfg.train.epochs
+    if algorithm.advantage == "opo" and updates > 1:
+        yield (
+            f"algorithm.advantage: 'opo' has the best baseline for exactly one optimizer step a batch, not for "
+            f"{updates} (train.mini_batches x train.epochs)"
+        )
+    if algorithm.advantage in ("opo", "gpg") and algorithm.kl.where != "none":
+        yield f"algorithm.kl.where: '{algorithm.kl.where}', where the authors of '{algorithm.advantage}' use 'none'"
+
+
+def _penalty_out_of_reach(cfg: RunConfig) -> Iterator[str]:
+    prefix = {"overlong": "", "combine": "overlong."}.get(cfg.reward.name)
+    if prefix is None:
+        return
+    longest, buffer = (cfg.reward.args.get(f"{prefix}{key}") for key in ("max_tokens", "buffer_tokens"))
+    if isinstance(longest, int) and isinstance(buffer, int) and longest - buffer >= cfg.rollout.max_new_tokens:
+        yield (
+            f"reward.args.{prefix}max_tokens: {longest} charges answers above {longest - buffer} tokens, but none is "
+            f"longer than rollout.max_new_tokens ({cfg.rollout.max_new_tokens}): the penalty is always 0"
+        )
+
+
+def _changed(section: Section) -> dict[str, object]:
+    """The values that differ from the defaults; which keys were given says less, as a resolved config has them all."""
+    usual = type(section)().model_dump()
+    return {key: value for key, value in section.model_dump().items() if value != usual[key]}
+
+
+def _shown(value: object) -> str:
+    """Numbers as short as they were typed: a float that was given as 3 has become 3.0."""
+    return f"{value:g}" if isinstance(value, float) else as_yaml(value)

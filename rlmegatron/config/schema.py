@@ -88,8 +88,11 @@ class ActorConfig(Section):
 
 
 class CriticConfig(Section):
-    """The value model of PPO, used when algorithm.advantage is 'gae'."""
+    """The value model of PPO."""
 
+    enabled: bool | None = None
+    """Train a critic; None: where algorithm.advantage is 'gae'. An advantage of your own that takes `values` needs
+    true."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=5e-6)
     """The critic's optimizer."""
     warmup_steps: NonNegative = 0
@@ -353,8 +356,8 @@ class RunConfig(Section):
 
     @property
     def trains_critic(self) -> bool:
-        """Whether the advantage needs values."""
-        return self.algorithm.trains_critic
+        """Whether there is a critic: as asked, or as the advantage needs."""
+        return self.algorithm.traits.uses_values if self.critic.enabled is None else self.critic.enabled
 
     @property
     def num_actor_updates(self) -> int:

@@ -23,7 +23,8 @@ class LatentRotary(RotaryEmbedding):
 
     def forward(self, max_seq_len: int, *_: Any, **__: Any) -> tuple[Tensor, float]:
         """Angles of positions 0 to `max_seq_len` - 1, and the factor."""
-        return super().forward(max_seq_len, packed_seq=True), self.factor  # which remembers lengths it has seen
+        # Megatron keeps the angles of every length it has seen.
+        return super().forward(max_seq_len, packed_seq=True), self.factor
 
 
 def set_rotary(chunk: Any, arch: Architecture, cp_group: Any) -> None:

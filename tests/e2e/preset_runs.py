@@ -12,11 +12,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rlmegatron.cli import examine
 from rlmegatron.distributed.world import World, start_world
 from rlmegatron.learner.groups import stop_topology
+from rlmegatron.preflight import examine
 from rlmegatron.rollout.sglang_engine import SGLangEngine
-from rlmegatron.trainer import online, run
+from rlmegatron.trainer import build, online
 
 CONFIGS = Path(__file__).parents[2] / "yaml_configs"
 FURTHER = {
@@ -52,7 +52,7 @@ class SharedEngine(SGLangEngine):
 
 def main(directory: Path, names: list[str], overrides: list[str]) -> None:
     world = start_world(timeout_s=600)
-    run.SGLangEngine = SharedEngine  # type: ignore[misc]
+    build.SGLangEngine = SharedEngine  # type: ignore[misc]
     online.save = lambda *_: None
     try:
         for name in names:
@@ -66,7 +66,7 @@ def main(directory: Path, names: list[str], overrides: list[str]) -> None:
 def attempt(world: World, run_directory: Path, config: str, overrides: list[str]) -> None:
     try:
         cfg = examine(config, [*overrides, f"run_dir={run_directory}"], world_size=(world.size, "one process")).cfg
-        with run.running(cfg, world) as built:
+        with build.running(cfg, world) as built:
             online.train(built)
     except Exception:
         run_directory.mkdir(exist_ok=True)

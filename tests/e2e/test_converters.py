@@ -58,6 +58,7 @@ def test_help_names_every_option_and_exit_code_without_waiting_for_torch(tool: o
         ["--mcore", "a"],
         ["--mcore", "a", "--out", "b", "--file-gb", "0"],
         ["--mcore", "a", "--out", "b", "--file-gb", "nan"],
+        ["--mcore", "a", "--out", "b", "--file-gb", "inf"],
     ],
     ids=" ".join,
 )

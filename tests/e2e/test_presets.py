@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from jobs import ROOT, metrics_of
+from metric_names import undocumented
 
 HERE = Path(__file__).parent
 START = ROOT / "runs" / "quickstart"
@@ -88,6 +89,7 @@ def test_a_preset_trains_and_shows_its_metrics(directory: Path, preset: str) -> 
     assert sorted(rows) == [1, 2]
     for row in rows.values():
         assert SHOWN[preset] - row.keys() == set()
+        assert undocumented(row.keys() - {"step"}) == set()
         assert all(math.isfinite(value) for value in row.values()), row
         assert row["rollout/logp_diff_max"] < 1e-4
         assert all(row[name] > 0 for name in row if name.endswith("/grad_norm"))

@@ -125,7 +125,7 @@ def _gradients(learner: Learner, world: World, batch: StepBatch, algorithm: Algo
     config = AlgorithmConfig(**algorithm.settings)
     adapted = Adapted(config.kl.coef, None)
     advantage = resolve("advantage", config.advantage)
-    if not config.trains_critic:
+    if not config.traits.uses_values:
         batch = batch.with_local(dataclasses.replace(batch.local, values=None))
     credit = Credit(advantage, config, RewardConfig(), adapted, learner.topology.dp_group, world.gather)
     batch, _ = credit.assign(batch)

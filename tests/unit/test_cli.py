@@ -162,7 +162,8 @@ def test_resume_never_refuses_a_directory_with_a_whole_checkpoint(
     make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints = tmp_path / "runs" / "tiny" / "checkpoints"
-    (checkpoints / "step_000003.partial").mkdir(parents=True)
+    for other in ("step_000003.partial", "step_5"):
+        (checkpoints / other).mkdir(parents=True)
     arguments = ["check", "--config", str(make_config()), "train.resume=never"]
     assert cli.main(arguments) == 0
     (checkpoints / "step_000002").mkdir()
@@ -176,6 +177,7 @@ def test_resume_never_refuses_a_directory_with_a_whole_checkpoint(
     ("arguments", "message"),
     [
         (["--config", "x", "--ranks", "2"], "--ranks goes with --check"),
+        (["--config", "x", "--ranks-per-node", "2"], "--ranks-per-node goes with --check"),
         (["--config", "x", "--check", "--ranks", "0"], "'0' is not a whole number above 0"),
         (
             ["--config", "x", "--train.steps=3"],
@@ -200,14 +202,42 @@ def test_training_gets_the_checked_config_and_its_exit_code_comes_back(
     import types
 
     received = []
-    trainer = types.ModuleType("rlmegatron.trainer.run")
+    trainer = types.ModuleType("rlmegatron.trainer.main")
     trainer.main = lambda cfg: received.append(cfg) or 1  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "rlmegatron.trainer.run", trainer)
+    monkeypatch.setitem(sys.modules, "rlmegatron.trainer.main", trainer)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.delenv("RANK", raising=False)
     assert cli.train_main(["--config", str(make_config()), "train.steps=5", "rollout.top_p=0.5"]) == 1
     assert [cfg.train.steps for cfg in received] == [5]
     assert capsys.readouterr().err.startswith("warning: rollout.top_p: 0.5 cuts the distribution")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "size"),
+    [
+        (["--ranks-per-node", "2"], {}, 2),
+        (["--ranks-per-node", "2"], {"LOCAL_WORLD_SIZE": "4"}, 2),
+        ([], {"LOCAL_WORLD_SIZE": "4"}, 4),
+        ([], {}, 8),
+    ],
+)
+def test_an_engine_over_nodes_is_refused_by_the_size_of_the_option_the_environment_or_usual_machines(
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    environment: dict[str, str],
+    size: int,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    check = ["check", "--config", str(make_config()), "--ranks", "16", *arguments]
+    assert cli.main([*check, "rollout.tensor=16"]) == 2
+    assert f"engines of 16 ranks would span nodes of {size} ranks; use one of 1, 2" in capsys.readouterr().err
+    assert cli.main([*check, "rollout.tensor=2"]) == 0
+    assert f"world   16 ranks (from --ranks) on nodes of {size} = TP 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", ["0", "two", ""])

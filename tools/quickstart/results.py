@@ -85,7 +85,7 @@ def read_result(run: Path, *, preset: str, seed: int, seconds: float) -> Result:
 def _answers(run: Path, steps: Sequence[Row]) -> int:
     config = load(run / "config.yaml")
     prompts = (row.get(PROMPTS_TRIED, config.rollout.prompts_per_step) for row in steps)
-    return int(sum(prompts)) * (config.rollout.samples_per_prompt + (config.algorithm.advantage == "remax"))
+    return int(sum(prompts)) * (config.rollout.samples_per_prompt + config.algorithm.traits.uses_greedy)
 
 
 def keep(path: Path, *, settings: dict[str, Any], result: Result) -> None:

@@ -40,6 +40,19 @@ MakeConfig = Callable[..., Path]
             "critic.normalize_returns: true is given, but algorithm.advantage 'grpo' trains no critic; remove it, or "
             "use 'gae'",
         ),
+        (
+            ["critic.enabled=true"],
+            "critic.enabled: true is given, but algorithm.advantage 'grpo' has no use for one; remove it",
+        ),
+        (
+            ["critic.enabled=false", "algorithm.advantage=gae"],
+            "critic.enabled: false is given, but algorithm.advantage 'gae' needs a critic; remove it",
+        ),
+        (
+            ["critic.warmup_steps=2", "algorithm.advantage=mine:own"],
+            "critic.warmup_steps: 2 is given, but algorithm.advantage 'mine:own' trains no critic; remove it, or set "
+            "critic.enabled: true",
+        ),
         (["reward.clip=[1, 1]"], "reward.clip: [1, 1] is empty; the first bound must be below the second"),
         (
             ["reward.whiten=true", "algorithm.advantage=remax"],
@@ -55,18 +68,13 @@ MakeConfig = Callable[..., Path]
             "algorithm.kl.coef: 0 cannot be adapted to algorithm.kl.target (0.1); use a number above 0",
         ),
         (
-            ["algorithm.kl={where: reward, target: 0.1, estimator: k1}"],
-            "algorithm.kl.target: the estimate by algorithm.kl.estimator 'k1' may be negative, which no target can be; "
-            "use 'k2' or 'k3'",
-        ),
-        (
             ["algorithm.kl={where: loss, target: 0.1, horizon: 12}"],
             "algorithm.kl.horizon: 12 is too short for 64 samples a step, which could turn the weight negative; use at "
             "least 64",
         ),
         (
-            ["algorithm.importance={level: token, mode: mask, low: 2, high: 2}"],
-            "algorithm.importance.low: 2 is not below algorithm.importance.high (2); every token would be masked out",
+            ["algorithm.importance={level: token, mode: mask, low: 3, high: 2}"],
+            "algorithm.importance.low: 3 is above algorithm.importance.high (2); every token would be masked out",
         ),
         (
             ["eval={sets: {a: a.jsonl}, greedy: false}"],

@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 
 from rlmegatron.config.load import load
-from rlmegatron.config.report import check_report, in_units
+from rlmegatron.config.report import check_report, in_units, spans
 from rlmegatron.models.card import read_model_card
 
 MakeConfig = Callable[..., Path]
 
 
-def report(path: Path, *overrides: str, world_size: int, warnings: tuple[str, ...] = ()) -> list[str]:
+def report(
+    path: Path, *overrides: str, world_size: int, per_node: int | None = None, warnings: tuple[str, ...] = ()
+) -> list[str]:
     cfg = load(path, overrides)
     text = check_report(
         cfg,
         world_size=world_size,
         world_size_from="from --ranks",
+        ranks_per_node=per_node,
         card=read_model_card(cfg.model.path),
         warnings=warnings,
     )
@@ -58,6 +61,16 @@ def test_engines_of_more_ranks_than_training_groups_are_listed_in_their_own_orde
         ["1"],
     ]
     assert "  engines            2 of 4:  {0, 2, 1, 3}, {4, 6, 5, 7}" in lines
+
+
+def test_nodes_are_named_where_ranks_need_several_and_keep_engines_apart(make_config: MakeConfig) -> None:
+    settings = ("parallel.tensor=4", "rollout.tensor=2")
+    alone = report(make_config(), *settings, world_size=4, per_node=4)
+    assert "  engines            2 of 2:  {0, 2}, {1, 3}" in alone
+    assert "world   4 ranks (from --ranks) = TP 4 x PP 1 x DP 1, distributed optimizer" in alone
+    apart = report(make_config(), *settings, world_size=4, per_node=2)
+    assert "  engines            2 of 2:  0-1, 2-3" in apart
+    assert "world   4 ranks (from --ranks) on nodes of 2 = TP 4 x PP 1 x DP 1, distributed optimizer" in apart
 
 
 def test_interleaved_chunks_are_listed_per_stage(make_config: MakeConfig) -> None:
@@ -203,3 +216,10 @@ def test_warnings_come_last(make_config: MakeConfig) -> None:
 )
 def test_bytes_are_shown_in_binary_units(size: int, text: str) -> None:
     assert in_units(size) == text
+
+
+def test_many_groups_are_abbreviated() -> None:
+    assert spans([[0, 1], [2, 3]]) == "0-1, 2-3"
+    assert spans([[0, 2, 1, 3]]) == "{0, 2, 1, 3}"
+    assert spans([[rank] for rank in range(512)]) == "0, 1, ..., 511"
+    assert spans([list(range(0, 512, 8))]) == "{0, 8, ..., 504}"

@@ -186,8 +186,21 @@ def test_a_missing_shard_a_pointer_and_a_cut_file_are_told_apart(make_model: Mak
     (directory / names[3]).write_bytes((2).to_bytes(8, "little") + b"{}")
     assert problems_of(directory) == [
         f"model.path: {directory / names[0]} is missing, though the index names it",
-        f"model.path: {directory / names[1]} is a Git LFS pointer of 43 bytes; fetch the weights with git lfs pull",
-        f"model.path: {directory / names[2]} is not a whole safetensors file (10 bytes)",
+        f"model.path: {directory / names[1]}: cannot be read as safetensors: it is a Git LFS pointer, not the file "
+        "itself; fetch it with 'git lfs pull'",
+        f"model.path: {directory / names[2]}: cannot be read as safetensors: it is truncated: it has 10 bytes and "
+        "ends before its header does",
+    ]
+
+
+def test_tensors_that_a_download_cut_off_are_missed(make_model: MakeModel) -> None:
+    weights = make_model() / "model.safetensors"
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}}).encode()
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + b"1234567")
+    whole = 8 + len(header) + 8
+    assert problems_of(weights.parent) == [
+        f"model.path: {weights}: cannot be read as safetensors: it is truncated: it has {whole - 1} bytes, its header "
+        f"describes {whole}"
     ]
 
 

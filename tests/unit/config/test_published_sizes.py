@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlmegatron.config.estimate import Layout, rank_parameters
+from rlmegatron.config.estimate import rank_parameters
+from rlmegatron.config.layout import Layout
 from rlmegatron.config.model_card import ModelCard
 from rlmegatron.models.card import model_card
 from rlmegatron.models.table import architecture_of

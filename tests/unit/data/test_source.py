@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         open_rows("nowhere.jsonl")
     with pytest.raises(ValueError, match="empty.jsonl: has no rows"):
         open_rows(write(tmp_path, b"\n \n", "empty.jsonl"))
-    with pytest.raises(ValueError, match=r"data.csv: unknown file type '.csv', must be JSON lines or Parquet \(.jsonl"):
+    with pytest.raises(ValueError, match=r"data.csv is of an unknown kind; use a file that ends in .jsonl, "):
         open_rows(write(tmp_path, b"a,b\n", "data.csv"))
     with pytest.raises(ValueError, match="bad.parquet: not a Parquet file"):
         open_rows(write(tmp_path, b"no parquet", "bad.parquet"))

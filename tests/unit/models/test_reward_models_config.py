@@ -105,7 +105,7 @@ def test_only_a_critic_can_start_from_a_reward_model(make_model: Callable[..., P
         with pytest.raises(ValueError) as raised:
             read(str(directory))
         assert str(raised.value).removeprefix("model.path: ") == says
-    card = read_model_card(str(directory), key="critic.path")
+    card = read_model_card(str(directory), key="critic.path", for_critic=True)
     policy = read_model_card(str(make_model("policy")))
     assert (card.architecture, card.num_parameters) == (QWEN3, policy.num_parameters)
 
@@ -117,7 +117,7 @@ def test_a_reward_model_as_a_megatron_checkpoint_is_refused(make_model: Callable
         (directory / name).touch()
     expected = rf"^critic.path: {directory} holds a reward model \({QWEN3}\) as a Megatron checkpoint"
     with pytest.raises(ValueError, match=expected):
-        read_model_card(str(directory), key="critic.path")
+        read_model_card(str(directory), key="critic.path", for_critic=True)
 
 
 def test_every_tensor_of_a_reward_model_is_accounted_for(tmp_path: Path) -> None:

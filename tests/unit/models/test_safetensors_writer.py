@@ -15,8 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlmegatron.models.safetensors_header import NUM_BYTES
 from rlmegatron.models.safetensors_writer import SafetensorsWriter, TensorSpec
 from rlmegatron.models.source import SafetensorsDirectory
+from rlmegatron.models.stored_dtypes import DTYPES
 
 TENSORS = {
     "layers.10.weight": torch.randn(3, 5).bfloat16(),
@@ -31,6 +33,10 @@ TENSORS = {
 
 def specs_of(tensors: dict[str, Tensor]) -> list[TensorSpec]:
     return [TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()]
+
+
+def test_a_header_counts_the_bytes_that_torch_has_for_every_type() -> None:
+    assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == NUM_BYTES
 
 
 def plan(*sizes: int, dtype: torch.dtype = torch.float32) -> list[TensorSpec]:
