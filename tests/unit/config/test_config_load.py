@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmegatron.config import yaml_text
@@ -22,6 +22,8 @@ data:
 train:
   steps: 3
 """
+
+TRAIN = "train has steps, mini_batches, epochs, split, max_kl, micro_batch_tokens, resume, collective_timeout_s"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -103,18 +105,25 @@ def test_every_mistake_is_reported_at_once_with_its_line(tmp_path: Path) -> None
     [
         ("algorithm.clip_hgh=1", "unknown key; did you mean algorithm.clip_high?"),
         ("lr=1", "unknown key; did you mean actor.optimizer.lr or critic.optimizer.lr?"),
-        ("train.mini_batch=2", "unknown key; did you mean train.mini_batches?"),
-        ("train.temperature=1", "unknown key; did you mean rollout.temperature or eval.temperature?"),
+        ("train.mini_batch=2", f"unknown key; did you mean train.mini_batches? {TRAIN}"),
+        ("train.temperature=1", f"unknown key; did you mean rollout.temperature or eval.temperature? {TRAIN}"),
+        ("rollout.prompt_per_step=2", "unknown key; did you mean rollout.prompts_per_step?"),
         ("algoritm=1", "unknown key; did you mean algorithm?"),
         ("reward.zzz=1", "unknown key; reward has name, args, timeout_s, workers, on_error, error_score, clip, whiten"),
         ("model.path.x=1", "model.path is not a section"),
         ("data.train.0.path=x", "data.train is a list and is replaced as a whole: data.train='[...]'"),
         ("algorithm.kl.where=l", "'l' is not allowed; use 'none', 'reward' or 'loss'"),
+        ("algorithm.clip_low=-1", "-1 is not allowed; use a number above 0 and at most 1"),
+        ("algorithm.lam=-1", "-1 is not allowed; use a number of at least 0 and at most 1"),
+        ("algorithm.whiten=1", "1 is not allowed; use true, false or null"),
+        ("rollout.dtype=fp16", "'fp16' is not allowed; use 'bf16', 'fp32' or null"),
+        ("rollout.temperature=-1", "-1 is not allowed; use a number above 0"),
+        ("seed=-1", "-1 is not allowed; use a whole number of at least 0"),
         ("rollout.context_length=x", "'x' is not allowed; use a whole number above 0 or null"),
         ("rollout.temperature=.inf", "inf is not allowed; use a finite number"),
         ("actor.optimizer.betas=[0.9]", "[0.9] is not allowed; use a list of 2: a number, a number"),
         ("rollout.stop_token_ids=a", "'a' is not allowed; use a list of a whole number"),
-        ("rollout.engine_args.a={}", "{} is not allowed; use text, a whole number, a number or true or false"),
+        ("rollout.engine_args.a={}", "{} is not allowed; use text, a whole number, a number, true or false"),
         ("eval.sets.test=3", "3 is not allowed; use text"),
         ("actor=", "an empty section is not allowed; use a section with keys from optimizer"),
         ("data.train=[]", "[] is not allowed; use a list of at least 1 of: a section with keys from path, weight"),
@@ -139,7 +148,8 @@ def test_a_mistake_inside_a_list_names_the_item(tmp_path: Path) -> None:
     overrides = ("rollout.stop_token_ids=[1, a]", "data.train=[{path: x}, {path: y, wait: 2}]", "algoritm.lam=1")
     assert problems_of(write(tmp_path, MINIMAL), *overrides) == [
         "rollout.stop_token_ids[1]: 'a' is not allowed; use a whole number (command line)",
-        "data.train[1].wait: unknown key; did you mean data.train[1].weight? (command line)",
+        "data.train[1].wait: unknown key; did you mean data.train[1].weight? data.train[1] has path, weight "
+        "(command line)",
         "algoritm: unknown key; did you mean algorithm? (command line)",
     ]
 
@@ -231,6 +241,7 @@ def test_dump_reads_back_as_the_same_config(make_config: Callable[..., Path], tm
     assert "'1e-6'" in text and "steps: 10" in text
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)))
 def test_any_plain_values_survive_dump_and_parse(values: dict[str, object]) -> None:
     document = yaml_text.parse(yaml_text.dump(values), source="s")

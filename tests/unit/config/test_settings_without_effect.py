@@ -146,7 +146,7 @@ def test_a_number_that_is_not_finite_is_reported_once(make_config: MakeConfig) -
         load(make_config(), ["algorithm.clip_high=.nan", "algorithm.lam=2"])
     assert caught.value.problems == (
         "algorithm.clip_high: nan is not allowed; use a finite number (command line)",
-        "algorithm.lam: 2 is not allowed; use a number at least 0 and at most 1 (command line)",
+        "algorithm.lam: 2 is not allowed; use a number of at least 0 and at most 1 (command line)",
     )
 
 

@@ -23,6 +23,9 @@ def anything(answer, **options):
 def no_answer(*, value=1):
     return value
 
+async def waits(answer):
+    return 1.0
+
 class Scaled:
     def __call__(self, answer, *, factor: int):
         return factor * len(answer.token_ids)
@@ -80,7 +83,7 @@ def test_a_users_function_in_the_working_directory_is_found(user_module: str) ->
         ("exact_answer", {"take": "end"}, "reward.args.take: .* must be one of 'whole', 'boxed'"),
         ("numeric_answer", {"abs_tol": True}, r"reward.args.abs_tol: .* True \(bool\), must be float"),
         ("numeric_answer", {"abs_tol": -1}, "reward.args.abs_tol: -1 is not allowed"),
-        ("overlong", {"max_tokens": 5}, "reward.args: overlong needs 'buffer_tokens'"),
+        ("overlong", {"max_tokens": 5}, "^reward.args.buffer_tokens: missing; overlong needs buffer_tokens$"),
         (
             "overlong",
             {"max_tokens": 5, "buffer_tokens": 6},
@@ -93,17 +96,39 @@ def test_a_users_function_in_the_working_directory_is_found(user_module: str) ->
         ("my_table_rewards:number", {}, "is a int, not a function"),
         ("my_table_rewards:no_answer", {}, "must take the answer as its first positional argument"),
         ("my_table_rewards:constant", {"label": 3}, r"reward.args.label: .* 3 \(int\), must be str \| None"),
-        ("my_table_rewards:scaled", {}, "needs 'factor'"),
+        ("my_table_rewards:scaled", {}, "^reward.args.factor: missing; my_table_rewards:scaled needs factor$"),
         ("my_table_rewards:scaled", {"factor": "2"}, "must be int"),
         ("combine", {}, "combine needs at least one reward name"),
         ("combine", {"exact_answer": "1"}, "reward.args.exact_answer: the weight .* is '1'"),
         ("combine", {"overlong.max_tokens": 3}, "combine has no weight for 'overlong'; add overlong: 1.0"),
-        ("combine", {"exact_answer": 1.0, "exact_answer.strp": True}, r"part 'exact_answer' of combine: .*'strip'\?"),
+        ("combine", {"exact_answer": 1.0, "exact_answer.strp": True}, r"^reward.args.exact_answer.strp: .*'strip'\?"),
+        (
+            "combine",
+            {"exct_answer": 1.0},
+            "^reward.args.exct_answer: 'exct_answer' is unknown; did you mean 'exact_answer'",
+        ),
+        ("combine", {"overlong": 1.0}, "^reward.args.overlong.max_tokens: missing; overlong needs max_tokens, buffer"),
+        (
+            "combine",
+            {"overlong": 1.0, "overlong.max_tokens": 8, "overlong.buffer_tokens": 20},
+            r"^reward.args.overlong.buffer_tokens: 20 is not allowed, must be .* max_tokens \(8\)$",
+        ),
+        (
+            "combine",
+            {"my_table_rewards:waits": 1},
+            "^reward.args.my_table_rewards:waits: is asynchronous",
+        ),
     ],
 )
 def test_a_mistake_is_named(user_module: str, name: str, args: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve(name, args)
+
+
+def test_a_module_that_ends_its_process_when_imported_is_named(user_module: str, tmp_path: Path) -> None:
+    (tmp_path / "my_exiting_rewards.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ValueError, match=r"^reward.name: cannot import 'my_exiting_rewards' of .*: SystemExit: 3$"):
+        resolve("my_exiting_rewards:f", {})
 
 
 def test_combine_adds_weighted_rewards_and_logs_each(user_module: str) -> None:

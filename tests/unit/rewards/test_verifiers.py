@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmegatron.rewards.api import Answer
@@ -108,6 +108,7 @@ def test_text_without_a_usable_number_gives_none(text: str) -> None:
     assert find_number(text) is None
 
 
+@settings(deadline=None)
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
 def test_a_printed_number_is_read_back_exactly(value: Any) -> None:
     for text in (f"{value}", f"so {value:,}."):

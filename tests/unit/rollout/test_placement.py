@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlmegatron.platform.sglang_cpu import parse_cores
@@ -53,6 +53,7 @@ def test_tensor_parallelism_over_two_nodes_leaves_engines_on_one() -> None:
 sizes = st.sampled_from([1, 2, 3, 4, 6, 8])
 
 
+@settings(deadline=None)
 @given(train_tensor=sizes, tensor=sizes, num_blocks=st.integers(1, 3), ranks_per_node=st.sampled_from([24, 48, 1024]))
 def test_engines_share_out_the_ranks_and_none_spans_nodes(
     train_tensor: int, tensor: int, num_blocks: int, ranks_per_node: int
@@ -69,6 +70,7 @@ def test_engines_share_out_the_ranks_and_none_spans_nodes(
             assert rank == placement.node * ranks_per_node + local_rank
 
 
+@settings(deadline=None)
 @given(train_tensor=sizes, tensor=sizes, num_blocks=st.integers(1, 3))
 def test_where_one_size_divides_the_other_the_smaller_share_of_a_rank_lies_in_the_larger(
     train_tensor: int, tensor: int, num_blocks: int
@@ -147,6 +149,7 @@ def test_cores_are_shared_as_worked_out_by_hand(cores: list[int], num_shares: in
     assert share_cores(cores, num_shares=num_shares) == expected
 
 
+@settings(deadline=None)
 @given(cores=st.sets(st.integers(0, 300), min_size=1), num_shares=st.integers(1, 20))
 def test_every_core_goes_to_exactly_one_share_while_there_are_enough(cores: set[int], num_shares: int) -> None:
     shares = [parse_cores(share) for share in share_cores(sorted(cores), num_shares=num_shares)]

@@ -157,6 +157,7 @@ def test_the_table_needs_no_run_and_leaves_out_what_was_moved_aside(tmp_path, ca
         (["--seeds", "-1"], "at least 0"),
         (["--seed", "1"], "unrecognized arguments: --seed 1"),
         (["steps"], "unrecognized arguments: steps"),
+        (["--table"], "out is no directory; give one that a sweep has left runs in"),
     ],
 )
 def test_a_wrong_command_line_starts_nothing(tmp_path, capsys, arguments, message):
