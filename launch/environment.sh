@@ -18,9 +18,10 @@ Environment variables:
 EOF
 }
 
+# The message, and the exit code: 2 for a wrong command line, 1 for everything else.
 fail() {
     echo "environment: $1" >&2
-    exit 1
+    exit "${2:-1}"
 }
 
 say() {
@@ -157,7 +158,7 @@ main() {
                 usage
                 exit 0
                 ;;
-            *) fail "unknown argument '$1'; see bash launch/environment.sh --help" ;;
+            *) fail "unknown argument '$1'; see bash launch/environment.sh --help" 2 ;;
         esac
         shift
     done

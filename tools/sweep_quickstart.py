@@ -262,6 +262,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     if any(seed < 0 for seed in given.seeds):
         parser.error("--seeds: a seed is a whole number of at least 0")
+    if given.table and not given.out.is_dir():
+        parser.error(f"--out: {given.out} is no directory; give one that a sweep has left runs in")
     given.presets, given.seeds = _distinct(given.presets), _distinct(given.seeds)
     return given
 

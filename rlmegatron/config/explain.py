@@ -16,6 +16,8 @@ from rlmegatron.config.wording import as_yaml, listed, nearest
 from rlmegatron.config.yaml_text import KeyPath
 
 _NUM_ELSEWHERE = 3
+_MOST_SIBLINGS = 10
+"""Keys of a section that are listed besides the one that was probably meant."""
 
 
 def explain(error: ValidationError, *, given: Any, origin: Callable[[KeyPath], str]) -> list[str]:
@@ -86,14 +88,16 @@ def _nearest(path: KeyPath) -> str:
     if key in {dotted(other) for other in known}:
         section, _, name = key.rpartition(".")
         return f"write '{name}' indented below '{section}:'"
+    others = f"{dotted(parent) or 'the file'} has {', '.join(siblings)}"
+    besides = f" {others}" if len(siblings) <= _MOST_SIBLINGS else ""
     if close := nearest(key, siblings):
-        return f"did you mean {dotted((*parent, close))}?"
+        return f"did you mean {dotted((*parent, close))}?{besides}"
     by_name: dict[str, list[str]] = {}
     for other in known:
         by_name.setdefault(str(other[-1]), []).append(dotted(other))
     if close := nearest(key, by_name, cutoff=0.75):
-        return f"did you mean {' or '.join(by_name[close][:_NUM_ELSEWHERE])}?"
-    return f"{dotted(parent) or 'the file'} has {', '.join(siblings)}"
+        return f"did you mean {' or '.join(by_name[close][:_NUM_ELSEWHERE])}?{besides}"
+    return others
 
 
 @cache
@@ -142,11 +146,24 @@ def _all_paths() -> Iterator[KeyPath]:
 
 
 def _describe(node: dict[str, Any]) -> str:
+    return listed(list(_options(node)))
+
+
+def _options(node: dict[str, Any]) -> Iterator[str]:
+    """What may stand there, one by one: a choice or a switch that may also be null gives three in one row."""
     node = _resolve(node)
     if "anyOf" in node:
-        return listed([_describe(option) for option in node["anyOf"]])
-    if "enum" in node:
-        return listed([as_yaml(value) for value in node["enum"]])
+        for option in node["anyOf"]:
+            yield from _options(option)
+    elif "enum" in node:
+        yield from map(as_yaml, node["enum"])
+    elif node["type"] == "boolean":
+        yield from ("true", "false")
+    else:
+        yield _describe_one(node)
+
+
+def _describe_one(node: dict[str, Any]) -> str:
     kind = node["type"]
     if kind == "array":
         return _describe_list(node)
@@ -156,7 +173,7 @@ def _describe(node: dict[str, Any]) -> str:
         return f"a mapping from names to {_describe(node['additionalProperties'])}"
     if kind == "string":
         return f"text that matches {node['pattern']}" if "pattern" in node else "text"
-    words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null"}
+    words = {"integer": "a whole number", "number": "a number", "null": "null"}
     return words[kind] + _bounds(node)
 
 
@@ -170,4 +187,5 @@ def _describe_list(node: dict[str, Any]) -> str:
 def _bounds(node: dict[str, Any]) -> str:
     words = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
     parts = [f"{word} {node[key]:g}" for key, word in words.items() if key in node]
-    return f" {' and '.join(parts)}" if parts else ""
+    text = " and ".join(parts)
+    return f" of {text}" if text.startswith("at") else f" {text}" if text else ""

@@ -1,4 +1,4 @@
-"""The text of `--check`: who trains what where, which ranks form which engine, how a batch divides, memory per rank.
+"""The text of `--check`: who learns what and how, which ranks form which engine, how a batch divides, memory per rank.
 
 In: a config whose rules hold, the world size and the model's card. Out: plain text. Must never import torch.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlmegatron.config.credit_report import credit_rows, evaluation_rows
 from rlmegatron.config.estimate import memory_of, rank_parameters
 from rlmegatron.config.layout import Layout, layout_of
 from rlmegatron.config.model_card import ExpertSizes, ModelCard
@@ -32,12 +33,15 @@ def check_report(
     node.
     """
     layout = layout_of(cfg, world_size=world_size, ranks_per_node=ranks_per_node)
+    evaluation = evaluation_rows(cfg)
     blocks = [
         _heading(cfg, card, layout, world_size_from=world_size_from),
         _models(cfg),
+        ["credit", *_table(credit_rows(cfg))],
         _ranks(layout, card) if world_size <= _MOST_RANKS_LISTED else _stages(layout, card),
         _groups(layout, card),
         _batch(cfg, layout),
+        *([["evaluation", *_table(evaluation)]] if evaluation else []),
         _memory(cfg, layout, card, critic_card),
     ]
     if warnings:
@@ -98,23 +102,19 @@ def _options(cfg: RunConfig) -> str:
 
 
 def _models(cfg: RunConfig) -> list[str]:
-    algorithm, optimizer = cfg.algorithm, cfg.actor.optimizer
+    optimizer = cfg.actor.optimizer
     lines = [
         "models, each cut alike over all ranks",
-        f"{_INDENT}actor      {cfg.model.dtype}, trained with {algorithm.advantage} / {algorithm.policy_loss} "
-        f"({algorithm.aggregation}), lr {optimizer.lr:g}, {optimizer.schedule}",
+        f"{_INDENT}actor      {cfg.model.dtype}, lr {optimizer.lr:g}, {optimizer.schedule}",
     ]
     if cfg.trains_critic:
         warmup = f", alone for {cfg.critic.warmup_steps} steps" if cfg.critic.warmup_steps else ""
         lines.append(
-            f"{_INDENT}critic     {cfg.model.dtype}, from {cfg.critic.path or cfg.model.path}, {algorithm.value_loss}, "
+            f"{_INDENT}critic     {cfg.model.dtype}, from {cfg.critic.path or cfg.model.path}, "
             f"lr {cfg.critic.optimizer.lr:g}{warmup}"
         )
     if cfg.needs_reference:
-        kl = algorithm.kl
-        lines.append(
-            f"{_INDENT}reference  {cfg.model.dtype}, frozen, KL ({kl.estimator}) x {kl.coef:g} in the {kl.where}"
-        )
+        lines.append(f"{_INDENT}reference  {cfg.model.dtype}, frozen")
     spread = f", EP {cfg.rollout.expert}" if cfg.rollout.expert > 1 else ""
     lines.append(f"{_INDENT}engine     {cfg.engine_dtype}, SGLang, TP {cfg.rollout.tensor}{spread}")
     return lines

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from rlmegatron.config.algorithm import AlgorithmConfig
 from rlmegatron.config.section import (
@@ -87,13 +87,20 @@ class ActorConfig(Section):
     """The policy's optimizer."""
 
 
+class CriticOptimizerConfig(OptimizerConfig):
+    """AdamW of the critic, which by default learns faster than the policy."""
+
+    lr: PositiveFloat = 5e-6
+    """Peak learning rate."""
+
+
 class CriticConfig(Section):
     """The value model of PPO."""
 
     enabled: bool | None = None
     """Train a critic; None: where algorithm.advantage is 'gae'. An advantage of your own that takes `values` needs
     true."""
-    optimizer: OptimizerConfig = OptimizerConfig(lr=5e-6)
+    optimizer: CriticOptimizerConfig = CriticOptimizerConfig()
     """The critic's optimizer."""
     warmup_steps: NonNegative = 0
     """First steps of the run in which only the critic is updated."""
@@ -128,7 +135,8 @@ class RolloutConfig(Section):
     """Answers sampled per prompt (the group of GRPO)."""
     max_new_tokens: Positive = 1024
     """Longest answer in tokens, EOS included; a longer one is cut and its finish reason is 'length'."""
-    temperature: NonNegativeFloat = 1.0
+    # 0 comes as far as the rule that says why it is refused; editors are told at once.
+    temperature: Annotated[NonNegativeFloat, WithJsonSchema({"type": "number", "exclusiveMinimum": 0})] = 1.0
     """Sampling temperature, above 0; the learner's log-probabilities use the same."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling bound; 1 turns it off."""

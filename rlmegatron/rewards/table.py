@@ -88,9 +88,9 @@ def _resolve_combine(args: Mapping[str, Scalar]) -> Reward:
         try:
             reward = resolve(part.name, part.args)
         except ValueError as error:
-            raise ValueError(f"reward.args, part {part.name!r} of combine: {error}") from error
+            raise ValueError(_below_part(part.name, str(error))) from error
         if inspect.iscoroutinefunction(reward.function):
-            raise ValueError(f"reward.args: {part.name} is asynchronous, which combine does not take")
+            raise ValueError(f"reward.args.{part.name}: is asynchronous, which combine does not take")
         rewards.append(WeightedReward(part.name, part.weight, reward))
         is_linear = is_linear and reward.is_linear
 
@@ -98,6 +98,11 @@ def _resolve_combine(args: Mapping[str, Scalar]) -> Reward:
         return weighted_sum(rewards, answer)
 
     return Reward(COMBINE, combined, dict(args), is_linear)
+
+
+def _below_part(part: str, complaint: str) -> str:
+    """A complaint about a reward by itself, with the key that `combine` has for it: its argument's, or its weight's."""
+    return f"reward.args.{part}{complaint.removeprefix('reward.name').removeprefix('reward.args')}"
 
 
 def _import_function(name: str) -> RewardFunction:
@@ -112,7 +117,7 @@ def _import_function(name: str) -> RewardFunction:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit of a script without a main guard would end the run silently
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"reward.name: cannot import {module_name!r} of {name!r}: {reason}") from error
     try:
@@ -139,7 +144,7 @@ def _check_arguments(name: str, function: RewardFunction, args: Mapping[str, Sca
             raise ValueError(f"reward.args.{key}: {name} has no such argument{_nearest(key, named)}; it has {allowed}")
     missing = [key for key, one in named.items() if one.default is one.empty and key not in args]
     if missing:
-        raise ValueError(f"reward.args: {name} needs {', '.join(map(repr, missing))}")
+        raise ValueError(f"reward.args.{missing[0]}: missing; {name} needs {', '.join(missing)}")
     hints = _type_hints(function)
     for key, value in args.items():
         if key in hints and not _fits(value, hints[key]):
