@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import PydanticUndefined
+from pydantic.fields import FieldInfo
 
 from rlmegatron.config import yaml_text
 from rlmegatron.config.explain import dotted, explain, is_open_mapping
@@ -59,7 +59,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         if isinstance(value, float) and not math.isfinite(value)
     }
     problems += infinite.values()
-    filled = _fill(RunConfig, given)
+    filled = _fill(given)
     try:
         config = RunConfig.model_validate(filled)
     except ValidationError as error:
@@ -122,32 +122,16 @@ def _split(name: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _fill(section: type[Section], given: Any) -> Any:
-    """`given` over the defaults of its own place.
-
-    pydantic would take a partly given section's other keys from the section's class, and so give critic.optimizer the
-    learning rate of the actor. A required section that is absent becomes empty, so that its missing keys are named.
-    """
+def _fill(given: Any) -> Any:
+    """A required section that is absent becomes empty, so that its missing keys are named."""
     if not isinstance(given, dict):
         return given
-    filled = dict(given)
-    for name, field in section.model_fields.items():
-        kind = field.annotation
-        if not (isinstance(kind, type) and issubclass(kind, Section)):
-            continue
-        default = {} if field.default is PydanticUndefined else field.default.model_dump()
-        filled[name] = _fill(kind, _merge(default, given[name]) if name in given else default)
-    return filled
+    required = [name for name, field in RunConfig.model_fields.items() if field.is_required() and _is_section(field)]
+    return {**{name: {} for name in required}, **given}
 
 
-def _merge(base: dict[str, Any], given: Any) -> Any:
-    if not isinstance(given, dict):
-        return given
-    merged = {**base, **given}
-    for name, value in base.items():
-        if isinstance(value, dict) and name in given:
-            merged[name] = _merge(value, given[name])
-    return merged
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 
 def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
