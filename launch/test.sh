@@ -99,4 +99,4 @@ if [[ -n $megatron ]]; then
     echo "test: megatron-core $found"
 fi
 echo "test: pytest"
-.venv/bin/python -m pytest --numprocesses 2 ${pytest_arguments[@]+"${pytest_arguments[@]}"}
+.venv/bin/python -m pytest --numprocesses 2 --max-worker-restart 0 ${pytest_arguments[@]+"${pytest_arguments[@]}"}

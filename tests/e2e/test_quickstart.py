@@ -6,8 +6,10 @@ test_presets.py, and to their end in tools/sweep_quickstart.py. Says nothing abo
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,14 @@ def test_the_quickstart_learns(tmp_path: Path) -> None:
     assert float(line["after"]) - float(line["before"]) >= 0.40
     assert (run / "export" / "model.safetensors").is_file()
     assert SECONDS.search(done.stdout), "the sweep would not find the line"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_start_of_mixed_lengths_foretells_the_outcome_by_the_length(tmp_path: Path) -> None:
+    out = tmp_path / "mixed"
+    command = [sys.executable, "tools/make_quickstart.py", "--out", str(out), "--variant", "mixed"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    by_length = json.loads((out / "quickstart.json").read_text())["held_out"]["sampled"]
+    assert by_length["3 digits"] > by_length["7 digits"] + 0.3
