@@ -24,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = Path(sys.executable).with_name("torchrun")
-JOB_TIMEOUT_S = 240.0
+JOB_TIMEOUT_S = 480.0
 GONE_WITHIN_S = 10.0
 MARK = "RLMEGATRON_TEST_JOB"
 

@@ -31,7 +31,7 @@ OVERRIDES = (
     "logging={tensorboard: false, rollout_samples: 0}",
 )
 UNMOVED = "nothing_to_learn"
-TIMEOUT_S = 280
+TIMEOUT_S = 560
 
 ACTOR = {"actor/loss", "actor/grad_norm", "actor/entropy", "actor/ratio_max"}
 CLIPPED = {*ACTOR, "actor/clip_fraction"}

@@ -39,7 +39,7 @@ def test_the_quickstart_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_the_start_of_mixed_lengths_foretells_the_outcome_by_the_length(tmp_path: Path) -> None:
     out = tmp_path / "mixed"
     command = [sys.executable, "tools/make_quickstart.py", "--out", str(out), "--variant", "mixed"]

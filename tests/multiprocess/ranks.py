@@ -31,7 +31,7 @@ class RanksFailed(AssertionError):
     """At least one rank raised, died or did not answer in time."""
 
 
-def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 120) -> list[Any]:
+def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 240) -> list[Any]:
     """`[function(*args) of each rank]`; no process is left behind, whatever happens."""
     context = _context()
     with tempfile.TemporaryDirectory() as directory:

@@ -42,7 +42,7 @@ from loading_engine import LoadingEngine
 from random_checkpoint import architecture
 
 BUCKET = 1 << 16
-TIMEOUT_S = 300.0  # longer than any test may take: whoever waits for it has failed
+TIMEOUT_S = 600.0  # longer than any test may take: whoever waits for it has failed
 _FOUR_EXPERTS: dict[str, dict[str, int]] = {
     "Qwen3MoeForCausalLM": {"num_experts": 4},
     "MixtralForCausalLM": {"num_local_experts": 4},

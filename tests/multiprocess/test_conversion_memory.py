@@ -80,7 +80,7 @@ def peak(tool: str, *arguments: str, code: int = 0) -> int:
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         env=environment,
         check=False,
     )

@@ -24,7 +24,7 @@ from rlmegatron.platform.sglang_cpu import EngineFindings, engine_support
 from rlmegatron.weight_sync.engine_worker import ORDER, report_digests
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 280.0  # below the time that pytest gives a test, after which nobody would end the process
+TIMEOUT_S = 560.0  # below the time that pytest gives a test, after which nobody would end the process
 MODULES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
