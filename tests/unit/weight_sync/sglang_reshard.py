@@ -36,7 +36,7 @@ from rlmegatron.weight_sync.reshard import Name, Reshard, ReshardSettings
 
 LATENT = NAMES[6:]
 TRANSPORTS: tuple[Name, ...] = ("peer", "collective")
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 Content = dict[str, Tensor]
 
 
