@@ -6,9 +6,6 @@ import torch, though the user's own functions may.
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +14,7 @@ from rlmegatron.algorithms.table import resolve as resolve_piece
 from rlmegatron.config.layout import smallest_world
 from rlmegatron.config.load import ConfigError, load
 from rlmegatron.config.model_card import ModelCard
+from rlmegatron.config.own_module import import_own_module
 from rlmegatron.config.paths import path_problems
 from rlmegatron.config.report import check_report
 from rlmegatron.config.rules import is_own_function, problems, warnings
@@ -98,15 +96,11 @@ def _own_pieces(cfg: RunConfig) -> list[str]:
 
 
 def _own_piece(cfg: RunConfig, kind: str, name: str) -> Iterator[str]:
-    """Imports it, which may load torch, from where rewards are found: sys.path and the working directory."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    module = name.partition(":")[0]
+    """Imports it, which may load torch."""
     try:
-        importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # a module of the user's may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        yield f"algorithm.{kind}: cannot import {module!r} of {name!r}: {reason}"
+        import_own_module(name)
+    except ValueError as error:
+        yield f"algorithm.{kind}: {error}"
         return
     try:
         piece = resolve_piece(kind, name)

@@ -6,10 +6,7 @@ names the argument. Must never import torch; user modules are found on sys.path 
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -17,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Literal
 
+from rlmegatron.config.own_module import import_own_module
 from rlmegatron.config.wording import did_you_mean
 from rlmegatron.rewards.api import Answer, RewardFunction
 from rlmegatron.rewards.combine import WeightedReward, split_parts, weighted_sum
@@ -113,13 +111,10 @@ def _import_function(name: str) -> RewardFunction:
             f"reward.name: {name!r} is unknown{_nearest(name, names)}; "
             f"use one of {', '.join(names)}, or 'package.module:function'"
         )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # SystemExit of a script without a main guard would end the run silently
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"reward.name: cannot import {module_name!r} of {name!r}: {reason}") from error
+        module = import_own_module(name)
+    except ValueError as error:
+        raise ValueError(f"reward.name: {error}") from error
     try:
         function: RewardFunction = reduce(getattr, path.split("."), module)  # type: ignore[assignment]
     except AttributeError:
