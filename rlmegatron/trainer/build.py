@@ -46,10 +46,11 @@ from rlmegatron.trainer.credit import Credit
 from rlmegatron.trainer.run import Run, say
 from rlmegatron.trainer.update import Objectives
 from rlmegatron.types import Prompt
-from rlmegatron.weight_sync.build import Engines, build_transport, build_verifier
+from rlmegatron.weight_sync.build import build_transport
 from rlmegatron.weight_sync.engine_config import keys_for_engines
 from rlmegatron.weight_sync.engine_limits import refuse_what_engines_cannot_serve
 from rlmegatron.weight_sync.engine_worker import LOADERS
+from rlmegatron.weight_sync.engines import Engines
 from rlmegatron.weight_sync.transport import Transport
 from rlmegatron.weight_sync.verify import Verifier
 
@@ -288,7 +289,7 @@ def _weight_sync(
         cache=Path(cfg.directory) / "reshard",
         say=lambda line: say(world, line),
     )
-    verifier = build_verifier(world, stream, arch, engines) if cfg.weight_sync.verify else None
+    verifier = Verifier(world, stream, arch, engines) if cfg.weight_sync.verify else None
     return transport, verifier
 
 

@@ -1,7 +1,7 @@
-"""Puts together what a run publishes with: the transport that its configuration asks for, and the check after it.
+"""Puts together what a run publishes with: the transport that its configuration asks for.
 
-In: the weight_sync section, the policy's `TensorStream`, where engines lie and how they are cut. Out: a `Transport` and
-a `Verifier`. Must never move a weight itself.
+In: the weight_sync section, the policy's `TensorStream`, where engines lie and how they are cut. Out: a `Transport`.
+Must never move a weight itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from rlmegatron.weight_sync.hf_stream import HfStream
 from rlmegatron.weight_sync.reshard import Reshard, ReshardSettings
 from rlmegatron.weight_sync.segments import is_built
 from rlmegatron.weight_sync.transport import Transport
-from rlmegatron.weight_sync.verify import Verifier
-
-__all__ = ["Engines", "build_transport", "build_verifier"]
 
 
 def build_transport(
@@ -52,8 +49,3 @@ def build_transport(
         )
     settings = ReshardSettings(bytes_per_bucket=bucket, timeout_s=timeout_s, cache=cache)
     return Reshard(name, stream, arch, engines, world, settings, say=say)
-
-
-def build_verifier(world: World, stream: TensorStream, arch: Architecture, engines: Engines) -> Verifier:
-    """The comparison after every publish."""
-    return Verifier(world, stream, arch, engines)
