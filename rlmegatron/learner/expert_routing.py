@@ -94,13 +94,13 @@ class ExpertRouting:
         if told is None:  # a rank that got no samples knows of no experts, and has dummies only
             real = "moe.router_replay is on, but the batch does not say which experts the engine chose"
             assert (batch.sample_ids == NO_ID).all(), real
-            told = torch.empty(0, 0, self.routers[0].experts.top_k if self.routers else 0, dtype=torch.int16)
+            top_k = self.routers[0].experts.top_k if self.routers else 0
+            return torch.full((num_tokens, len(self.routers), top_k), FREE, dtype=torch.int16)
         assert not told.numel() or int(told.max()) < self.num_experts, f"the engine names expert {int(told.max())}"
         wanted = torch.full(
             (num_tokens, len(self.routers), told.shape[-1]), FREE, dtype=torch.int16, device=told.device
         )
-        if len(told):
-            wanted[: len(told)] = told[:, [router.layer for router in self.routers]]
+        wanted[: len(told)] = told[:, [router.layer for router in self.routers]]
         return wanted
 
     def _move_biases(self, load: Tensor) -> None:
