@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch import Tensor, nn
 
 from rlmegatron.config.schema import ModelConfig
+from rlmegatron.learner.fp32_product import Fp32Linear
 from rlmegatron.learner.groups import Topology
 from rlmegatron.learner.layer_specs import block_spec, has_transformer_engine
 from rlmegatron.learner.rotary import set_rotary
@@ -65,7 +66,7 @@ class ValueModel(HiddenStatesModel):
             hidden = gather_from_sequence_parallel_region(
                 hidden, tensor_parallel_output_grad=False, group=topology.tp_group
             )
-        return self.value_head(hidden).float().flatten()  # type: ignore[no-any-return]
+        return Fp32Linear.apply(hidden.flatten(0, -2), self.value_head.weight).flatten()  # type: ignore[no-any-return]
 
 
 def transformer_config(arch: Architecture, model: ModelConfig, topology: Topology) -> TransformerConfig:

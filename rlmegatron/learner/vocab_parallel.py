@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlmegatron.learner.fp32_product import fp32_product
+
 # R rows (tokens whose log-probability is wanted), H hidden size, W vocabulary rows of this rank
 _FAR_BELOW = -1e30  # finite, so that probability 0 times its logit is 0 and not NaN
 
@@ -93,7 +95,7 @@ class _Shard:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R W] fp32 at the sampling temperature; padding columns far below everything."""
-        logits = (hidden @ self.weight.t()).float().div_(self.temperature)
+        logits = fp32_product(hidden, self.weight).div_(self.temperature)
         logits[:, self.num_real :] = _FAR_BELOW
         return logits
 

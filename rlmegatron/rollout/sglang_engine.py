@@ -317,6 +317,7 @@ def _server_args(
         "skip_tokenizer_init": True,
         "skip_server_warmup": True,
         "sampling_backend": "pytorch",  # the one that can draw by a request's own seed
+        "enable_fp32_lm_head": True,  # as the learner; rounded logits would part their log-probabilities
         "sleep_on_idle": True,
         "enable_memory_saver": on_device,
         "custom_weight_loader": list(spec.custom_weight_loaders),

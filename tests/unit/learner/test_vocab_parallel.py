@@ -97,14 +97,17 @@ def test_no_rows_give_no_values_and_zero_gradients(group: Any) -> None:
     assert gradients[0].shape == (0, HIDDEN) and torch.equal(gradients[1], torch.zeros(PADDED, HIDDEN))
 
 
-def test_scores_of_bf16_are_fp32(group: Any) -> None:
-    """The logits are rounded to bf16 by the product, as in Hugging Face; everything after it is exact."""
-    hidden, weight, labels = inputs(7)
+def test_scores_of_bf16_are_not_rounded(group: Any) -> None:
+    """Logits of up to 30, which bf16 would round to multiples of 1/8."""
+    hidden, weight, labels = inputs(50, scale=5.0)
     hidden, weight = hidden.detach().bfloat16(), weight.detach().bfloat16()
     logp, entropy = token_logprobs(hidden, weight, labels, group=group, vocab_size=VOCAB, temperature=1.0, chunk=3)
     assert logp.dtype == entropy.dtype == torch.float32
-    log_p = (hidden @ weight[:VOCAB].t()).float().log_softmax(-1)
-    torch.testing.assert_close(logp, log_p.gather(1, labels[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+    wanted = expected(hidden, weight, labels, 1.0)
+    torch.testing.assert_close(logp.double(), wanted[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy.double(), wanted[1], rtol=1e-5, atol=1e-5)
+    rounded = (hidden @ weight[:VOCAB].t()).float().log_softmax(-1).gather(1, labels[:, None])[:, 0]
+    assert float((logp - rounded).abs().max()) > 0.01
 
 
 class LargestTensor(TorchDispatchMode):
