@@ -65,7 +65,7 @@ class OptimizerConfig(Section):
     lr: PositiveFloat = 1e-6
     """Peak learning rate."""
     min_lr: NonNegativeFloat = 0.0
-    """Learning rate at the end of the decay; ignored for a constant schedule."""
+    """Learning rate that the decay ends at, right after the last step; ignored for a constant schedule."""
     warmup_steps: NonNegative = 0
     """Optimizer steps of linear warm-up from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -55,13 +55,14 @@ class Training:
             model.wrapped,
             use_gloo_process_groups=False,
         )
+        warmup = max(config.warmup_steps, 1)
         self.schedule = OptimizerParamScheduler(
             self.optimizer,
             init_lr=0.0,
             max_lr=config.lr,
             min_lr=config.lr if config.schedule == "constant" else config.min_lr,
-            lr_warmup_steps=config.warmup_steps,
-            lr_decay_steps=max(num_steps, config.warmup_steps + 1),
+            lr_warmup_steps=warmup,
+            lr_decay_steps=max(num_steps, warmup) + 1,
             lr_decay_style=config.schedule,
             start_wd=config.weight_decay,
             end_wd=config.weight_decay,
@@ -105,8 +106,8 @@ class Training:
     ) -> StepReport:
         """One optimizer step over `micro_batches`; `on_output` returns (loss, statistics) on the last stage.
 
-        veto: given the statistics (none on other stages), whether to leave the step out; alike on every rank. The first
-        step already uses the schedule's first non-zero rate: warm-up over w steps ends at step w.
+        veto: given the statistics (none on other stages), whether to leave the step out; alike on every rank. No step
+        has a rate of 0: warm-up over w steps ends at step w, a decay one step after the last.
         """
         for chunk in self.model.wrapped:
             chunk.train()

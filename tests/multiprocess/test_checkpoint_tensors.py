@@ -111,7 +111,7 @@ def resumed_rates(models: str, layout: Layout, out: str) -> list[list[float]]:
 
 def test_a_resumed_run_follows_the_schedule_of_its_configuration(models: Path, tmp_path: Path) -> None:
     (rates,) = run_ranks(resumed_rates, 1, str(models / "Qwen3"), Layout(1, {}), str(tmp_path))
-    assert rates[0] == pytest.approx([1e-4 * (1 - 3 / 20), 1e-4 * (1 - 4 / 20)])
+    assert rates[0] == pytest.approx([1e-4 * (1 - 2 / 20), 1e-4 * (1 - 3 / 20)])
     assert rates[1] == pytest.approx([3e-5, 3e-5])
 
 

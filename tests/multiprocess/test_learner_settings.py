@@ -49,16 +49,33 @@ def all_rates(directory: str, settings: dict[str, Any]) -> list[float]:
     [
         ({}, [1.0] * 12),
         ({"warmup_steps": 4}, [0.25, 0.5, 0.75] + [1.0] * 9),
-        ({"schedule": "linear"}, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0, 0]),
+        ({"schedule": "linear", "warmup_steps": 20}, [step / 20 for step in range(1, 13)]),
         (
-            {"schedule": "linear", "warmup_steps": 2, "min_lr": LR / 5},
-            [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.2, 0.2],
+            {"schedule": "linear", "warmup_steps": 3, "min_lr": LR / 5},
+            [1 / 3, 2 / 3, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.2],
         ),
     ],
     ids=str,
 )
 def test_learning_rates_follow_the_schedule(models: Path, settings: dict[str, Any], expected: list[float]) -> None:
     assert run_ranks(all_rates, 1, str(models / "Qwen3"), settings)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_decay_is_that_of_hugging_face(models: Path, kind: str) -> None:
+    """From the full rate in the first of the ten steps; the last one still learns."""
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = get_scheduler(kind, optimizer, num_warmup_steps=0, num_training_steps=10)
+    expected = []
+    for _ in range(10):
+        expected += schedule.get_last_lr()
+        optimizer.step()
+        schedule.step()
+    assert expected[0] == 1 and expected[-1] > 0.02
+    found = run_ranks(all_rates, 1, str(models / "Qwen3"), {"schedule": kind})[0]
+    assert found[:10] == pytest.approx(expected)
 
 
 def decayed(directory: str) -> dict[str, float]:
