@@ -32,17 +32,17 @@ class Adapted:
                 horizon=config.horizon,
             )
 
-    def state(self) -> dict[str, Any]:
-        """Plain JSON values."""
+    def state(self, config: KLConfig) -> dict[str, Any]:
+        """Plain JSON values; None for what this run does not adapt."""
         scale = None if self.return_scale is None else self.return_scale.state()
-        return {"kl_coef": self.kl_coef, "return_scale": scale}
+        return {"kl_coef": None if config.target is None else self.kl_coef, "return_scale": scale}
 
     def load_state(self, state: Mapping[str, Any], config: KLConfig) -> None:
-        """Go on from a checkpoint; a weight that is not adapted is today's configuration's.
+        """Go on from a checkpoint; a weight that is not adapted, or was not, is today's configuration's.
 
         Raises ValueError where the critic would be taken to speak in other units than it learnt.
         """
-        if config.target is not None:
+        if config.target is not None and state["kl_coef"] is not None:
             self.kl_coef = state["kl_coef"]
         saved = state["return_scale"]
         if (saved is None) != (self.return_scale is None):

@@ -87,7 +87,7 @@ def _plain_state(run: Run, step: int, rngs: list[dict[str, Any]]) -> dict[str, A
         "distributed_optimizer": run.cfg.parallel.distributed_optimizer,
         "prompts": run.prompts.state(),
         "optimizer_steps": {name: training.schedule.num_steps for name, (_, training) in run.learner.trainings.items()},
-        "adapted": run.adapted.state(),
+        "adapted": run.adapted.state(run.cfg.algorithm.kl),
         "rng": rngs,
     }
 

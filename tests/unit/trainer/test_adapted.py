@@ -33,7 +33,7 @@ def test_without_a_target_or_samples_it_stays() -> None:
 
 def test_a_checkpoint_brings_back_what_was_adapted() -> None:
     scale = ReturnScale().update(torch.tensor([2.0, 6.0, 26.0]))
-    state = json.loads(json.dumps(Adapted(0.7, scale).state()))
+    state = json.loads(json.dumps(Adapted(0.7, scale).state(ADAPTIVE)))
     again = Adapted(0.5, ReturnScale())
     again.load_state(state, ADAPTIVE)
     assert again == Adapted(0.7, scale)
@@ -42,8 +42,15 @@ def test_a_checkpoint_brings_back_what_was_adapted() -> None:
     assert fixed.kl_coef == 0.5  # that of today's configuration
 
 
+def test_a_target_that_is_new_starts_from_todays_weight() -> None:
+    state = json.loads(json.dumps(Adapted(0.7, None).state(KLConfig(where="loss"))))
+    again = Adapted(0.5, None)
+    again.load_state(state, ADAPTIVE)
+    assert again.kl_coef == 0.5
+
+
 @pytest.mark.parametrize(("before", "now"), [(None, ReturnScale()), (ReturnScale(), None)])
 def test_a_critic_keeps_the_units_it_learnt(before: ReturnScale | None, now: ReturnScale | None) -> None:
-    state = Adapted(0.5, before).state()
+    state = Adapted(0.5, before).state(ADAPTIVE)
     with pytest.raises(ValueError, match=r"critic.normalize_returns: was (true|false) before the checkpoint and is"):
         Adapted(0.5, now).load_state(state, ADAPTIVE)
