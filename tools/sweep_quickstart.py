@@ -123,7 +123,6 @@ def main(argv: Sequence[str] | None = None, runner: Runner | None = None) -> int
     console = Console(soft_wrap=True, highlight=False)
     if given.table:
         return show(given.out, console)
-    given.out.mkdir(parents=True, exist_ok=True)
     jobs = [Job(name, seed, given.out, tuple(given.overrides)) for name in given.presets for seed in given.seeds]
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))  # so that what was started is ended
     try:
@@ -264,6 +263,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--seeds: a seed is a whole number of at least 0")
     if given.table and not given.out.is_dir():
         parser.error(f"--out: {given.out} is no directory; give one that a sweep has left runs in")
+    if not given.table:
+        try:
+            given.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--out: cannot make {given.out}: {error.strerror}")
     given.presets, given.seeds = _distinct(given.presets), _distinct(given.seeds)
     return given
 

@@ -168,6 +168,15 @@ def test_a_wrong_command_line_starts_nothing(tmp_path, capsys, arguments, messag
     assert runner.started == [] and not (tmp_path / "out").exists()
 
 
+def test_a_directory_that_cannot_be_made_is_said_and_starts_nothing(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    runner = Runner()
+    with pytest.raises(SystemExit) as end:
+        sweep(tmp_path / "file" / "out", runner)
+    assert end.value.code == 2 and "--out: cannot make" in capsys.readouterr().err
+    assert runner.started == []
+
+
 def test_what_a_run_prints_goes_to_its_log_and_its_exit_code_comes_back(tmp_path):
     polls = []
     code = sweep_quickstart.run_logged(
