@@ -6,11 +6,12 @@ import torch, though the user's own functions may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlmegatron.algorithms.table import TABLE
 from rlmegatron.algorithms.table import resolve as resolve_piece
+from rlmegatron.config.algorithm_rules import whitened_beside_greedy
 from rlmegatron.config.layout import smallest_world
 from rlmegatron.config.load import ConfigError, load
 from rlmegatron.config.model_card import ModelCard
@@ -107,11 +108,19 @@ def _own_piece(cfg: RunConfig, kind: str, name: str) -> Iterator[str]:
     except ValueError as error:
         yield f"algorithm.{error}"
         return
-    takes_values = "values" in piece.inputs
-    if kind == "advantage" and takes_values and not cfg.trains_critic:
-        yield f"algorithm.{kind}: {name!r} takes 'values', which come from a critic; set critic.enabled: true"
-    if kind == "advantage" and cfg.trains_critic and not takes_values:
-        yield f"critic.enabled: true is given, but algorithm.{kind} {name!r} does not take 'values'; remove it"
+    if kind == "advantage":
+        yield from _own_advantage(cfg, name, piece.inputs)
+
+
+def _own_advantage(cfg: RunConfig, name: str, inputs: Collection[str]) -> Iterator[str]:
+    """What the table's traits say of the others."""
+    takes_values = "values" in inputs
+    if takes_values and not cfg.trains_critic:
+        yield f"algorithm.advantage: {name!r} takes 'values', which come from a critic; set critic.enabled: true"
+    if cfg.trains_critic and not takes_values:
+        yield f"critic.enabled: true is given, but algorithm.advantage {name!r} does not take 'values'; remove it"
+    if "greedy_rewards" in inputs:
+        yield from whitened_beside_greedy(cfg)
 
 
 def _smallest(cfg: RunConfig) -> int:

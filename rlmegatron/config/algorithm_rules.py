@@ -117,10 +117,16 @@ def _rewards(cfg: RunConfig) -> Iterator[str]:
     clip = cfg.reward.clip
     if clip is not None and clip[0] >= clip[1]:
         yield f"reward.clip: [{clip[0]:g}, {clip[1]:g}] is empty; the first bound must be below the second"
-    if cfg.reward.whiten and cfg.algorithm.traits.uses_greedy:
+    if cfg.algorithm.traits.uses_greedy:
+        yield from whitened_beside_greedy(cfg)
+
+
+def whitened_beside_greedy(cfg: RunConfig) -> Iterator[str]:
+    """Of an advantage that takes the reward of the greedy answer, which is not among those that are whitened."""
+    if cfg.reward.whiten:
         yield (
-            "reward.whiten: true cannot go with algorithm.advantage 'remax', which compares with the reward of another "
-            "answer; use algorithm.whiten, which acts on advantages"
+            f"reward.whiten: true cannot go with algorithm.advantage '{cfg.algorithm.advantage}', which compares with "
+            "the reward of another answer; use algorithm.whiten, which acts on advantages"
         )
 
 
@@ -283,6 +289,16 @@ def _against_authors(cfg: RunConfig) -> Iterator[str]:
         yield (
             f"algorithm.advantage: 'opo' has the best baseline for exactly one optimizer step a batch, not for "
             f"{updates} (train.mini_batches x train.epochs)"
+        )
+    if algorithm.policy_loss == "gspo" and algorithm.aggregation != "seq_mean_token_mean":
+        yield (
+            f"algorithm.aggregation: '{algorithm.aggregation}' weighs the ratios of 'gspo' by the lengths of their "
+            "answers, where its authors use 'seq_mean_token_mean'"
+        )
+    if cfg.rollout.dynamic_sampling.enabled and algorithm.advantage in TRAITS and not algorithm.traits.uses_group:
+        yield (
+            f"rollout.dynamic_sampling.enabled: true drops groups whose rewards are equal, from which "
+            f"algorithm.advantage '{algorithm.advantage}' would learn: it does not compare within a group"
         )
     if algorithm.advantage in ("opo", "gpg") and algorithm.kl.where != "none":
         yield f"algorithm.kl.where: '{algorithm.kl.where}', where the authors of '{algorithm.advantage}' use 'none'"

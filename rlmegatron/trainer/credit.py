@@ -59,14 +59,6 @@ class Credit:
     group: dist.ProcessGroup
     collect: Callable[[Any], list[Any]]
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for rewards that would be compared in two units."""
-        if self.reward.whiten and "greedy_rewards" in self.piece.inputs:
-            raise ValueError(
-                f"reward.whiten: true cannot go with algorithm.advantage {self.piece.name!r}, which compares with the "
-                "reward of another answer; use algorithm.whiten, which acts on advantages"
-            )
-
     def assign(self, batch: StepBatch) -> tuple[StepBatch, Mapping[str, Stat]]:
         """Collective; the batch with advantages, returns and importance weights, and statistics of this rank's part.
 

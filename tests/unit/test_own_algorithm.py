@@ -15,6 +15,7 @@ MakeConfig = Callable[..., Path]
 
 OWN = """
 def advantage(rewards, group_ids): ...
+def greedy(rewards, greedy_rewards): ...
 def critics(token_rewards, mask, cu_seqlens, values): ...
 def loss(logp, advantages, weights): ...
 def trl_loss(logprobs, old_logprobs, advantages): ...
@@ -78,6 +79,11 @@ def test_functions_in_the_working_directory_pass_the_check(make_config: MakeConf
         (
             ["algorithm.advantage=own_script:f"],
             "algorithm.advantage: cannot import 'own_script' of 'own_script:f': SystemExit: 3",
+        ),
+        (
+            ["algorithm.advantage=own_algorithm:greedy", "reward.whiten=true"],
+            "reward.whiten: true cannot go with algorithm.advantage 'own_algorithm:greedy', which compares with the "
+            "reward of another answer; use algorithm.whiten, which acts on advantages",
         ),
         (
             ["algorithm.advantage=own_algorithm:critics"],

@@ -66,6 +66,16 @@ SAMPLING = "rollout.dynamic_sampling.enabled=true"
             "algorithm.kl.where: 'loss', where the authors of 'gpg' use 'none'",
         ),
         (
+            ["algorithm={policy_loss: gspo, clip_low: 3e-4, clip_high: 4e-4, aggregation: token_mean}"],
+            "algorithm.aggregation: 'token_mean' weighs the ratios of 'gspo' by the lengths of their answers, where "
+            "its authors use 'seq_mean_token_mean'",
+        ),
+        (
+            ["algorithm.advantage=remax", SAMPLING],
+            "rollout.dynamic_sampling.enabled: true drops groups whose rewards are equal, from which "
+            "algorithm.advantage 'remax' would learn: it does not compare within a group",
+        ),
+        (
             ["reward={name: overlong, args: {max_tokens: 4096, buffer_tokens: 512}}"],
             "reward.args.max_tokens: 4096 charges answers above 3584 tokens, but none is longer than "
             "rollout.max_new_tokens (6): the penalty is always 0",

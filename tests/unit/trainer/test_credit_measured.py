@@ -1,16 +1,12 @@
-"""Credit on one rank: settings that cannot go together, and measurements that are none."""
+"""Credit on one rank: measurements that are none."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rlmegatron.algorithms.table import resolve
 from rlmegatron.config.algorithm import AlgorithmConfig, KLConfig
@@ -20,26 +16,11 @@ from rlmegatron.trainer.adapted import Adapted
 from rlmegatron.trainer.credit import Credit
 
 
-def compared(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
-    return rewards - greedy_rewards
-
-
-@pytest.fixture
-def users_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An advantage of the user's own that compares with the greedy answer, as a module that can be imported."""
-    module = ModuleType("users_advantages")
-    vars(module)["compared"] = compared
-    monkeypatch.setitem(sys.modules, "users_advantages", module)
-    yield
-
-
-def credit(*, advantage: str = "grpo", whiten: bool = False) -> Credit:
+def credit() -> Credit:
     """Of the one rank there is."""
     config, alone = AlgorithmConfig(kl=KLConfig(where="loss", estimator="k2")), Adapted(0.1, None)
     group: Any = None
-    return Credit(
-        resolve("advantage", advantage), config, RewardConfig(whiten=whiten), alone, group, lambda found: [found]
-    )
+    return Credit(resolve("advantage", "grpo"), config, RewardConfig(), alone, group, lambda found: [found])
 
 
 def scored(counted: list[bool]) -> TrainBatch:
@@ -54,14 +35,6 @@ def scored(counted: list[bool]) -> TrainBatch:
         rewards=torch.tensor([1.0]),
     )
     return batch.with_tensors(old_logp=torch.zeros(3), ref_logp=torch.tensor([0.0, -1.0, -3.0]))
-
-
-@pytest.mark.parametrize("advantage", ["remax", "users_advantages:compared"])
-def test_whitened_rewards_are_not_compared_with_a_bare_one(users_module: None, advantage: str) -> None:
-    """The greedy answer's reward is not one of those that are whitened."""
-    credit(advantage=advantage)
-    with pytest.raises(ValueError, match=f"reward.whiten: true cannot go with algorithm.advantage '{advantage}'"):
-        credit(advantage=advantage, whiten=True)
 
 
 def test_without_a_token_that_counts_no_divergence_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
