@@ -71,7 +71,7 @@ class ValueModel(HiddenStatesModel):
 
 def transformer_config(arch: Architecture, model: ModelConfig, topology: Topology) -> TransformerConfig:
     """Megatron's configuration of this architecture under this layout."""
-    dtype, with_engine = DTYPES[model.dtype], has_transformer_engine()
+    dtype, with_te = DTYPES[model.dtype], has_transformer_engine()
     kind = MLATransformerConfig if arch.latent else TransformerConfig
     return kind(
         num_layers=arch.num_layers,
@@ -93,13 +93,13 @@ def transformer_config(arch: Architecture, model: ModelConfig, topology: Topolog
         calculate_per_token_loss=True,  # losses are sums; the update divides once by the global count
         perform_initialization=False,  # every parameter comes from a checkpoint
         gradient_accumulation_fusion=False,
-        persist_layer_norm=with_engine,
-        apply_rope_fusion=with_engine and arch.latent is None,
-        bias_activation_fusion=with_engine,
+        persist_layer_norm=with_te,
+        apply_rope_fusion=with_te and arch.latent is None,
+        bias_activation_fusion=with_te,
         masked_softmax_fusion=False,
         **_parallel_fields(topology),
         **(_latent_fields(arch) if arch.latent else _attention_fields(arch)),
-        **(_expert_fields(arch, with_engine=with_engine) if arch.experts else {}),
+        **(_expert_fields(arch, with_te=with_te) if arch.experts else {}),
         **_recompute(model),
     )
 
@@ -146,7 +146,7 @@ def _latent_fields(arch: Architecture) -> dict[str, Any]:
     }
 
 
-def _expert_fields(arch: Architecture, *, with_engine: bool) -> dict[str, Any]:
+def _expert_fields(arch: Architecture, *, with_te: bool) -> dict[str, Any]:
     experts = arch.experts
     assert experts is not None
     return {
@@ -157,7 +157,7 @@ def _expert_fields(arch: Architecture, *, with_engine: bool) -> dict[str, Any]:
         "moe_layer_freq": [int(arch.is_moe_layer(layer)) for layer in range(arch.num_layers)],
         "moe_router_load_balancing_type": "none",
         "moe_router_dtype": "fp32",
-        "moe_grouped_gemm": with_engine,
+        "moe_grouped_gemm": with_te,
     }
 
 
@@ -190,7 +190,7 @@ def _build_chunk(
 ) -> HiddenStatesModel:
     built = kind(
         config,
-        block_spec(arch, model, stage, with_engine=has_transformer_engine()),
+        block_spec(arch, model, stage, with_te=has_transformer_engine()),
         vocab_size=arch.padded_vocab(topology.tp),
         max_sequence_length=arch.max_positions,
         pre_process=stage.is_first,

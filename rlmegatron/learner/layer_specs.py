@@ -32,11 +32,9 @@ def has_transformer_engine() -> bool:
     return bool(transformer_engine.HAVE_TE) and torch.cuda.is_available()
 
 
-def block_spec(
-    arch: Architecture, model: ModelConfig, stage: Stage, *, with_engine: bool
-) -> TransformerBlockSubmodules:
+def block_spec(arch: Architecture, model: ModelConfig, stage: Stage, *, with_te: bool) -> TransformerBlockSubmodules:
     """The layers of `stage`, dense or with experts each, and the final norm."""
-    if with_engine:
+    if with_te:
         layer_of, norm = engine_layer_spec, transformer_engine.TENorm
     else:
         layer_of, norm = partial(local_layer_spec, attention_chunk=model.attention_chunk), RMSNorm

@@ -18,11 +18,11 @@ from rlmegatron.trainer.batch import SampleFacts, StepBatch, build_step_batch
 from rlmegatron.trainer.build import open_sinks
 from rlmegatron.trainer.credit import add_scores
 from rlmegatron.trainer.evaluate import evaluate, to_lead
-from rlmegatron.trainer.facts import agreement_metrics, answer_metrics, memory_metrics, stat_metrics
 from rlmegatron.trainer.hand_over import hand_device_to_engine, hand_device_to_learner, publish_weights
 from rlmegatron.trainer.run import Run
 from rlmegatron.trainer.samples_file import write_samples
 from rlmegatron.trainer.state import export_policy, restore, save
+from rlmegatron.trainer.step_metrics import agreement_metrics, answer_metrics, memory_metrics, stat_metrics
 from rlmegatron.trainer.update import update_actor, update_critic
 from rlmegatron.types import SampleGroup
 

@@ -27,7 +27,7 @@ from rlmegatron.learner.training import StepReport
 from rlmegatron.metrics.values import Last, Mean, Metric
 from rlmegatron.trainer.adapted import Adapted
 from rlmegatron.trainer.batch import StepBatch
-from rlmegatron.trainer.facts import stat_metrics
+from rlmegatron.trainer.step_metrics import stat_metrics
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,13 @@ def compared(directory: str, layout: Layout, variants: list[str]) -> Found:
             write_variant(Path(directory) / variant, variant)
     dist.barrier()
     with_ours = checkpoint_keys(directory, layout, variants)
-    from engine_stand_in import install_engine
+    from te_stand_in import install_transformer_engine
 
-    install_engine()
-    with_engine = checkpoint_keys(directory, layout, variants)
+    install_transformer_engine()
+    with_te = checkpoint_keys(directory, layout, variants)
     found = {variant: differences(f"{directory}/{variant}", layout) for variant in variants}
     for variant in variants:
-        found[variant]["checkpoints"] = with_ours[variant] ^ with_engine[variant]
+        found[variant]["checkpoints"] = with_ours[variant] ^ with_te[variant]
     return found
 
 
@@ -119,7 +119,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(("layout", "variants"), [(TP2, DENSE), (TP2_EP2, MOE)], ids=["dense", "experts"])
-def test_engine_layers_are_what_the_rules_say(tmp_path: Path, layout: Layout, variants: list[str]) -> None:
+def test_te_layers_are_what_the_rules_say(tmp_path: Path, layout: Layout, variants: list[str]) -> None:
     assert_alike(tmp_path, layout, variants)
 
 
@@ -129,5 +129,5 @@ def test_engine_layers_are_what_the_rules_say(tmp_path: Path, layout: Layout, va
     [(Layout(1, {}), list(VARIANTS)), (TP2, MOE), (PP2_EP2_ETP2, MOE)],
     ids=["alone", "tp2", "pp2-ep2-etp2"],
 )
-def test_engine_layers_at_further_layouts(tmp_path: Path, layout: Layout, variants: list[str]) -> None:
+def test_te_layers_at_further_layouts(tmp_path: Path, layout: Layout, variants: list[str]) -> None:
     assert_alike(tmp_path, layout, variants)

@@ -109,7 +109,7 @@ class DotProductAttention(_Engine):
         super().__init__()
 
 
-def install_engine() -> None:
+def install_transformer_engine() -> None:
     """Import `rlmegatron.learner` only afterwards, in a function."""
     for name in list(sys.modules):
         if name.partition(".")[0] in ("megatron", "transformer_engine") or name.startswith("rlmegatron.learner"):
