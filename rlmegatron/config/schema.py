@@ -368,14 +368,20 @@ class RunConfig(Section):
         return self.algorithm.traits.uses_values if self.critic.enabled is None else self.critic.enabled
 
     @property
+    def updates_per_step(self) -> dict[str, int]:
+        """Most optimizer steps of each model in a step of the loop."""
+        epochs = {"actor": self.train.epochs, "critic": self.critic.epochs or self.train.epochs}
+        return {name: self.train.mini_batches * passes for name, passes in epochs.items()}
+
+    @property
     def num_actor_updates(self) -> int:
         """Most optimizer steps of the policy in the whole run, which set the length of its schedule."""
-        return (self.train.steps - self.critic.warmup_steps) * self.train.mini_batches * self.train.epochs
+        return (self.train.steps - self.critic.warmup_steps) * self.updates_per_step["actor"]
 
     @property
     def num_critic_updates(self) -> int:
         """The same of the critic."""
-        return self.train.steps * self.train.mini_batches * (self.critic.epochs or self.train.epochs)
+        return self.train.steps * self.updates_per_step["critic"]
 
     @property
     def needs_reference(self) -> bool:

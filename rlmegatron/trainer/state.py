@@ -5,6 +5,7 @@ In: a `Run`. Out: checkpoints/ and export/. Every rank calls each function; rank
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def restore(run: Run) -> int:
         return 0
     state = world.lead(lambda: directory.state(step))
     for name, (model, training) in run.learner.trainings.items():
-        load_tensors(model, training, directory.of(step) / name, num_steps=state["optimizer_steps"][name])
+        num_steps = place_in_schedule(state, name, updates_per_step=run.cfg.updates_per_step[name])
+        load_tensors(model, training, directory.of(step) / name, num_steps=num_steps)
     if world.is_lead:
         assert run.prompts is not None
         run.prompts.load_state(state["prompts"])
@@ -86,10 +88,21 @@ def _plain_state(run: Run, step: int, rngs: list[dict[str, Any]]) -> dict[str, A
         "seed": run.cfg.seed,
         "distributed_optimizer": run.cfg.parallel.distributed_optimizer,
         "prompts": run.prompts.state(),
+        "updates_per_step": run.cfg.updates_per_step,
         "optimizer_steps": {name: training.schedule.num_steps for name, (_, training) in run.learner.trainings.items()},
         "adapted": run.adapted.state(run.cfg.algorithm.kl),
         "rng": rngs,
     }
+
+
+def place_in_schedule(state: Mapping[str, Any], name: str, *, updates_per_step: int) -> int:
+    """How many of today's optimizer steps stand for those that were taken.
+
+    A step of the loop may have more or fewer now, and a schedule that ended early would leave a rate of 0.
+    """
+    taken: int = state["optimizer_steps"][name]
+    before: int = state.get("updates_per_step", {}).get(name, updates_per_step)
+    return round(taken * updates_per_step / before)
 
 
 def _restore_rng(run: Run, state: dict[str, Any], step: int) -> None:
