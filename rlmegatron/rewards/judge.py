@@ -27,6 +27,17 @@ RESPONSE_SHOWN = 200
 """Characters of a response that an error message quotes."""
 
 
+def has_failed(sample: Sample) -> bool:
+    """Whether the reward of a judged sample is `error_score`, because its judgement failed (on_error: score)."""
+    return sample.reward_parts.get(RESERVED_PART) == 1.0
+
+
+def count_failures(groups: Iterable[SampleGroup]) -> tuple[int, int]:
+    """How many judgements failed, of how many whose failure is counted: none of none with on_error: stop."""
+    counted = [one for group in groups for one in group.samples if RESERVED_PART in one.reward_parts]
+    return sum(map(has_failed, counted)), len(counted)
+
+
 class Judge:
     """Judges answers with one reward; keeps its worker processes from step to step, so close it or use `with`.
 
@@ -34,7 +45,7 @@ class Judge:
     workers: answers judged at the same time, each in a process of its own.
     on_error: 'stop' raises RewardError at the first answer whose judgement raises, times out, ends its process or is
         not a finite number; 'score' gives that answer `error_score` and the part {'error': 1.0}, all others
-        {'error': 0.0}, so that the mean of the part is the share of failures.
+        {'error': 0.0}; see `has_failed` and `count_failures`.
     """
 
     def __init__(

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from rlmegatron.config.schema import RunConfig
 from rlmegatron.metrics.log import StepLog
-from rlmegatron.metrics.values import Last, Metric
+from rlmegatron.metrics.values import Last, Mean, Metric
+from rlmegatron.rewards.api import RESERVED_PART
+from rlmegatron.rewards.judge import count_failures, has_failed
 from rlmegatron.rollout.api import SamplingConfig
 from rlmegatron.trainer.batch import is_cut_off
 from rlmegatron.trainer.collect import judge
@@ -104,15 +106,20 @@ def choose(tally: Tally, ranges: Mapping[int, Range], *, wanted: int, threshold:
 
 
 def _ranges(cfg: RunConfig, groups: Sequence[SampleGroup]) -> dict[int, Range]:
-    """By prompt id, over what credit will see: answers that are not dropped, rewards within `reward.clip`."""
+    """By prompt id, over what credit will see: answers that are not dropped, rewards within `reward.clip`.
+
+    An answer whose judgement failed has the reward `error_score`, which credit will see. A part it has not: it tells
+    nothing of correctness, and its score, in the unit of the reward, would make a group differ that is solved.
+    """
     by = cfg.rollout.dynamic_sampling.by
     clip = cfg.reward.clip if by == "reward" else None
     found = {}
     for group in groups:
         kept = [sample for sample in group.samples if not (cfg.algorithm.drop_cut_off and is_cut_off(sample))]
-        values = [_within(clip, _compared(sample, by)) for sample in kept or group.samples]
-        # Of a group that is dropped altogether nothing is left that could differ.
-        found[group.prompt.id] = (min(values), max(values) if kept else min(values))
+        compared = [sample for sample in kept if by == "reward" or not has_failed(sample)]
+        values = [_within(clip, _compared(sample, by)) for sample in compared or group.samples]
+        # Of a group that is left out altogether nothing remains that could differ.
+        found[group.prompt.id] = (min(values), max(values) if compared else min(values))
     return found
 
 
@@ -121,7 +128,7 @@ def _within(clip: Range | None, value: float) -> float:
 
 
 def _compared(sample: Sample, by: str) -> float:
-    if by == "reward":
+    if by == "reward" or has_failed(sample):
         assert sample.reward is not None, "groups are judged before they are chosen"
         return sample.reward
     if by not in sample.reward_parts:
@@ -149,15 +156,17 @@ def _judged(run: Run, log: StepLog, step: int, num_prompts: int) -> list[SampleG
         prompts = run.world.lead(lambda: run.prompts.take(num_prompts))  # type: ignore[union-attr]
         sampling, num_samples = run.rollout.training_sampling(), run.cfg.rollout.samples_per_prompt
         groups = _answered(run, prompts, sampling, num_samples=num_samples, purpose="train", step=step)
-        baselines = []
+        baselines: list[SampleGroup] = []
         if run.needs_greedy:
             greedy = run.rollout.greedy_sampling()
             baselines = _answered(run, prompts, greedy, num_samples=1, purpose="greedy", step=step)
     with log.timer("reward"):
         groups = judge(run.world, run.reward, groups)
         if run.needs_greedy:
-            groups = _with_baselines(groups, judge(run.world, run.reward, baselines))
-    return groups
+            baselines = judge(run.world, run.reward, baselines)
+    num_failed, num_judged = count_failures([*groups, *baselines])
+    log.put(f"reward_parts/{RESERVED_PART}", Mean(num_failed, num_judged))
+    return _with_baselines(groups, baselines) if run.needs_greedy else groups
 
 
 def _answered(

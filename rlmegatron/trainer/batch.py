@@ -17,6 +17,7 @@ from torch import Tensor
 from rlmegatron.data.batch import TrainBatch, assemble
 from rlmegatron.data.packing import plan_batches
 from rlmegatron.distributed.world import World
+from rlmegatron.rewards.api import RESERVED_PART
 from rlmegatron.types import Sample, SampleGroup
 
 
@@ -32,6 +33,7 @@ class SampleFacts:
     greedy_reward: float
     cut_off: bool
     parts: tuple[tuple[str, float], ...]
+    """Those of the reward; failed judgements are counted where they are made, with answers that never get here."""
 
     @property
     def num_tokens(self) -> int:
@@ -141,7 +143,7 @@ def _facts(groups: Sequence[SampleGroup]) -> list[SampleFacts]:
             reward=math.nan if sample.reward is None else sample.reward,
             greedy_reward=math.nan if group.greedy_reward is None else group.greedy_reward,
             cut_off=is_cut_off(sample),
-            parts=tuple(sample.reward_parts.items()),
+            parts=tuple((name, value) for name, value in sample.reward_parts.items() if name != RESERVED_PART),
         )
         for group in groups
         for sample in group.samples

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from rlmegatron.config.schema import EvalConfig
 from rlmegatron.metrics.evaluation import accuracy_metrics, sampled_metrics
+from rlmegatron.rewards.judge import count_failures
 from rlmegatron.trainer.collect import judge
 from rlmegatron.trainer.hand_over import generate_or_recover
 from rlmegatron.trainer.run import Run
@@ -56,6 +57,9 @@ def _summary(
         found |= sampled_metrics(
             groups, num_samples=config.samples, threshold=config.accuracy_threshold, pass_at=config.pass_at
         )
+    num_failed, num_judged = count_failures(groups)
+    if num_judged:
+        found[f"{kind}_error"] = num_failed / num_judged
     return {f"eval/{name}/{metric}": value for metric, value in found.items()}
 
 

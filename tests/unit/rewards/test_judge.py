@@ -136,8 +136,8 @@ def test_a_verifiers_own_error_is_one_message_without_a_traceback() -> None:
     with pytest.raises(RewardError) as caught:
         run(resolve("exact_answer", {"answer_key": "label"}), [group(["x"], prompt_id=3)])
     assert str(caught.value) == (
-        "reward exact_answer, prompt 3 (data/train.jsonl line 4), sample 0: ValueError: the row has no column 'label'; "
-        "it has 'answer' (set reward.args.answer_key)\n  response (2 tokens, finish reason stop): 'x'"
+        "reward exact_answer, prompt 3 (data/train.jsonl line 4), sample 0: ColumnError: the row has no column "
+        "'label'; it has 'answer' (set reward.args.answer_key)\n  response (2 tokens, finish reason stop): 'x'"
     )
 
 

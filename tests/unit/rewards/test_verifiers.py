@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -139,6 +140,126 @@ def test_numeric_reference_may_be_a_worked_solution() -> None:
 def test_numeric_reference_without_a_number_is_an_error(reference: Any) -> None:
     with pytest.raises(ValueError, match="column 'answer' holds .* finds no number"):
         numeric_answer(answer("5", reference=reference))
+
+
+MORE_THAN_A_NUMBER = [
+    "2516_8",
+    r"2516_{\text{eight}}",
+    r"2\sqrt{3}",
+    r"\frac{5\pi}{6}",
+    r"\frac{\pi}{6}",
+    "2pi",
+    "(3,4)",
+    "(3,400)",
+    r"\left(-3, 4\right)",
+    "[0, 1)",
+    "1,2,3",
+    "3 or 4",
+    r"5 \pm 2",
+    "3:4",
+    "x^2+1",
+    "x^2 = 4",
+    "x = 3, y = 4",
+    "x > 5",
+    "5x",
+    "3+4i",
+    "5!",
+    "(-2)^2",
+    "10\u2074",
+    "10^10^10",
+    "10^{10^{10}}",
+    "9^99999999",
+    "0^-1",
+    "1/0",
+    "10 - 5",
+    "minus 5",
+    "|5|",
+    r"0.\overline{3}",
+    "1 000 000",
+]
+
+
+@pytest.mark.parametrize("text", MORE_THAN_A_NUMBER)
+def test_a_reference_that_is_no_plain_number_is_refused_wherever_it_stands(text: str) -> None:
+    for reference in (text, f" {text}\n", f"\\boxed{{{text}}}", f"it follows from 7\n#### {text}"):
+        with pytest.raises(ValueError, match="column 'answer' gives .* plain number .*; use exact_answer or") as caught:
+            numeric_answer(answer("4", reference=reference))
+        assert repr(text)[1:-1] in str(caught.value)
+
+
+@pytest.mark.parametrize("text", MORE_THAN_A_NUMBER)
+@pytest.mark.parametrize("mark", ["\\boxed{{{}}}", "#### {}"])
+def test_a_response_that_marks_more_than_a_number_earns_nothing(text: str, mark: str) -> None:
+    """Whatever its last digits are."""
+    assert find_number(mark.format(text)) is None
+    for last in re.findall("[0-9]+", text)[-1:]:
+        assert numeric_answer(answer(mark.format(text), reference=last)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("42.", 42),
+        ("$42$", 42),
+        (r"\$1,234.50", Fraction(2469, 2)),
+        ("- 7", -7),
+        (r"-\frac{3}{4}", Fraction(-3, 4)),
+        (r"1\frac{1}{2}", Fraction(3, 2)),
+        ("1/2", Fraction(1, 2)),
+        (r"50\%", Fraction(1, 2)),
+        ("10^4", 10_000),
+        ("2^{10}", 1024),
+        ("10^{-3}", Fraction(1, 1000)),
+        ("-2^2", -4),
+        (r"3 \times 10^{4}", 30_000),
+        (r"6 \text{ cm}", 6),
+        (r"6\text{ cm}^2", 6),
+        (r"6\,\mathrm{cm}^{2}", 6),
+        (r"6\text{ m}/\text{s}", 6),
+        ("60 km/h", 60),
+        ("12 cm\u00b2", 12),
+        (r"90^\circ", 90),
+        (r"\text{5 apples}", 5),
+        ("about 5 apples", 5),
+        ("5 \u5143", 5),
+        ("x = 8", 8),
+        ("x_1 = 8", 8),
+        ("f(3) = 8", 8),
+        (r"\text{total} = \$8", 8),
+        ("48 + 24 = 72 clips", 72),
+        (r"x \approx 3.14", Fraction(157, 50)),
+        ("**72**", 72),
+        (r"\left(5\right)", 5),
+    ],
+)
+def test_a_number_may_stand_beside_its_unit_its_name_and_how_it_was_found(text: str, value: Fraction) -> None:
+    for marked in (f"\\boxed{{{text}}}", f"#### {text}"):
+        number = find_number(marked)
+        assert number is not None and number.value == value
+        assert numeric_answer(answer(marked, reference=text)) == 1.0
+        assert numeric_answer(answer(marked, reference=float(value))) == 1.0
+        assert numeric_answer(answer(marked, reference=float(value) + 1)) == 0.0
+
+
+def test_the_last_number_of_prose_is_taken() -> None:
+    solution = "She sold 48/2 = 24 clips in May, so together she sold 48+24 = 72 of them."
+    assert numeric_answer(answer("72", reference=solution)) == 1.0
+    assert numeric_answer(answer("24", reference=solution)) == 0.0
+    assert numeric_answer(answer("of 3 boxes each holds 10^2", reference="100")) == 1.0
+
+
+def test_a_power_is_its_value_and_an_exponent_or_an_index_is_no_answer() -> None:
+    assert numeric_answer(answer(r"\boxed{10^4}", reference="10000")) == 1.0
+    assert numeric_answer(answer(r"\boxed{4}", reference="10^{4}")) == 0.0
+    assert find_number("the area is 12 cm^2") == find_number("12")
+    assert find_number("in base eight 2516_8") == find_number("2516")
+
+
+@pytest.mark.timeout(60)
+def test_powers_are_bounded() -> None:
+    for text in ("9^999999999", "9" * 300 + "^400", "10^10^10", "1^" * 10**5 + "1", "2^{999999999}" * 10**4):
+        assert find_number(text) is None
+    assert find_number("2^400") is not None
 
 
 @pytest.mark.parametrize(

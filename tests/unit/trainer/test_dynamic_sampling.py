@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,28 @@ def test_a_group_must_differ_in_what_credit_will_see() -> None:
     assert _ranges(config(algorithm={"drop_cut_off": True}), groups) == {1: (1, 1), 2: (0, 1), 3: (0, 0)}
     clipped = config(reward={"clip": (-1.0, 1.0)})
     assert _ranges(clipped, [group(1, 2, 7), group(2, -3, 7), group(3, 0, 0.5)]) == {1: (1, 1), 2: (-1, 1), 3: (0, 0.5)}
+
+
+def test_a_failed_answer_has_a_reward_and_no_part() -> None:
+    """By reward it is compared with its score, as credit sees it; by a part the others are compared without it."""
+    fails = {"error": 1.0}
+    groups = [
+        parted(1, (1.0, {"right": 1}), (-1.0, fails), (1.0, {"right": 1})),
+        parted(2, (1.0, {"right": 1}), (-1.0, fails), (0.0, {"right": 0})),
+        parted(3, (-1.0, fails), (-1.0, fails)),
+    ]
+    by_part = config(rollout={"dynamic_sampling": {"by": "right"}}, reward={"on_error": "score", "error_score": -1})
+    assert _ranges(by_part, groups) == {1: (1, 1), 2: (0, 1), 3: (-1, -1)}
+    assert _ranges(config(), groups) == {1: (-1, 1), 2: (-1, 1), 3: (-1, -1)}
+    with pytest.raises(ValueError, match="the reward has no part 'acc'; it has reward, error, right"):
+        _ranges(config(rollout={"dynamic_sampling": {"by": "acc"}}), groups)
+
+
+def parted(prompt_id: int, *judged: tuple[float, dict[str, float]]) -> SampleGroup:
+    """Answers with these rewards and parts; one that did not fail says so."""
+    whole = group(prompt_id, *(reward for reward, _ in judged))
+    samples = (replace(s, reward_parts={"error": 0.0, **p}) for s, (_, p) in zip(whole.samples, judged, strict=True))
+    return replace(whole, samples=tuple(samples))
 
 
 def test_further_draws_follow_the_share_that_differed() -> None:
