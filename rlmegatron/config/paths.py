@@ -1,33 +1,40 @@
 """The files and directories a config names, looked at before anything is started.
 
-In: the config. Out: one line per file that is missing or unusable. Must never import torch, nor create anything.
+In: the config. Out: one line per file that is missing or unusable. Must never import torch, nor create anything, nor
+read what files hold.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlmegatron.config.file_names import JSON_LINES_SUFFIXES, WHOLE_CHECKPOINT, suffix_of
+from rlmegatron.config.file_names import WHOLE_CHECKPOINT, suffix_of
 from rlmegatron.config.schema import RunConfig
 
 
 def path_problems(cfg: RunConfig) -> list[str]:
     """Every data file that cannot be read and whatever keeps the run directory from being written, one line each."""
-    found: list[str] = []
-    for index, source in enumerate(cfg.data.train):
-        found += _data_file(source.path, f"data.train[{index}].path", prompt_key=cfg.data.prompt_key)
-    for name, path in cfg.eval.sets.items():
-        found += _data_file(path, f"eval.sets.{name}", prompt_key=cfg.data.prompt_key)
-    return [*found, *_run_directory(cfg)]
+    files = [problem for key, name in _data_files(cfg) for problem in _data_file(name, key)]
+    return [*files, *_run_directory(cfg)]
 
 
-def _data_file(name: str, key: str, *, prompt_key: str) -> Iterator[str]:
+def usable_data_files(cfg: RunConfig) -> list[str]:
+    """The data files of which `path_problems` says nothing, each once: what their rows hold is the reader's to say."""
+    return list(dict.fromkeys(name for key, name in _data_files(cfg) if not list(_data_file(name, key))))
+
+
+def _data_files(cfg: RunConfig) -> Iterator[tuple[str, str]]:
+    """Key of the config and path."""
+    yield from ((f"data.train[{index}].path", source.path) for index, source in enumerate(cfg.data.train))
+    yield from ((f"eval.sets.{name}", path) for name, path in cfg.eval.sets.items())
+
+
+def _data_file(name: str, key: str) -> Iterator[str]:
     path = Path(name)
     try:
-        suffix = suffix_of(name)
+        suffix_of(name)
     except ValueError as error:
         yield f"{key}: {error}"
         return
@@ -38,25 +45,6 @@ def _data_file(name: str, key: str, *, prompt_key: str) -> Iterator[str]:
         yield f"{key}: {name} is not readable"
     elif path.stat().st_size == 0:
         yield f"{key}: {name} is empty"
-    elif suffix in JSON_LINES_SUFFIXES:
-        yield from _first_row(path, prompt_key)
-
-
-def _first_row(path: Path, prompt_key: str) -> Iterator[str]:
-    """The first row alone: a wrong data.prompt_key shows there, before models are loaded."""
-    number = 0
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            number, line = next(((n, line) for n, line in enumerate(file, start=1) if line.strip()), (1, ""))
-        row = json.loads(line)
-    except ValueError as error:
-        yield f"{path}{f' line {number}' if number else ''}: not a JSON object: {error}"
-        return
-    if not isinstance(row, dict):
-        yield f"{path} line {number}: holds {type(row).__name__}, not a JSON object"
-    elif prompt_key not in row:
-        has = ", ".join(f"'{column}'" for column in row) or "nothing"
-        yield f"{path} line {number}: no field '{prompt_key}'; it has {has} (set data.prompt_key)"
 
 
 def _run_directory(cfg: RunConfig) -> Iterator[str]:

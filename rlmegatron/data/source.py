@@ -1,6 +1,7 @@
 """Rows of a JSONL or Parquet file by index, with the file's fingerprint and errors that name the line.
 
-In: a path. Out: `Rows`, whose items are dicts of plain values. Must never import torch or a tokenizer.
+In: a path. Out: `Rows`, whose items are dicts of plain values, or the first row alone. Must never import torch or a
+tokenizer, nor pyarrow before a Parquet file is opened: it is slow to load, and the check of a config reads rows too.
 """
 
 from __future__ import annotations
@@ -9,12 +10,10 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rlmegatron.config.file_names import JSON_LINES_SUFFIXES, suffix_of
 
@@ -56,7 +55,7 @@ class JsonlRows:
         digest, offset = hashlib.sha256(), 0
         for number, line in enumerate(self._file, start=1):
             digest.update(line)
-            if line.strip(_UTF8_BOM + b" \t\r\n"):
+            if not _is_blank(line):
                 self._offsets.append(offset)
                 self._line_numbers.append(number)
             offset += len(line)
@@ -67,19 +66,10 @@ class JsonlRows:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         self._file.seek(self._offsets[index])
-        line = self._file.readline().removeprefix(_UTF8_BOM)
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{self.where(index)}: not JSON: {error.msg} at column {error.colno}") from None
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self.where(index)}: not UTF-8: {error.reason} at byte {error.start}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{self.where(index)}: holds a {type(row).__name__}, must be one JSON object per line")
-        return row
+        return _parse_line(self._file.readline(), where=self.where(index))
 
     def where(self, index: int) -> str:
-        return f"{self.path} line {self._line_numbers[index]}"
+        return _line_of(self.path, self._line_numbers[index])
 
 
 class ParquetRows:
@@ -90,10 +80,7 @@ class ParquetRows:
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256")
         self.fingerprint = Fingerprint(os.path.getsize(path), digest.hexdigest())
-        try:
-            self._table = pq.read_table(path, memory_map=True)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ValueError(f"{path}: not a Parquet file: {error}") from None
+        self._table = _open_parquet(path, lambda parquet: parquet.read_table(path, memory_map=True))
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -102,7 +89,7 @@ class ParquetRows:
         return {name: self._table.column(name)[index].as_py() for name in self._table.column_names}
 
     def where(self, index: int) -> str:
-        return f"{self.path} row {index + 1}"
+        return _row_of(self.path, index)
 
 
 def open_rows(path: str) -> Rows:
@@ -110,16 +97,89 @@ def open_rows(path: str) -> Rows:
 
     Raises ValueError for a missing or unreadable file, another suffix, and a file without rows.
     """
-    suffix = suffix_of(path)
+    is_jsonl = suffix_of(path) in JSON_LINES_SUFFIXES
+    with _named_errors(path):
+        rows: Rows = JsonlRows(path) if is_jsonl else ParquetRows(path)
+    if len(rows) == 0:
+        raise ValueError(f"{path}: has no rows")
+    return rows
+
+
+def first_row(path: str) -> tuple[str, dict[str, Any]]:
+    """Where the first row of a file stands, and the row, as `open_rows` would give them; reads little beyond it.
+
+    Raises ValueError where `open_rows` or reading the row would.
+    """
+    is_jsonl = suffix_of(path) in JSON_LINES_SUFFIXES
+    with _named_errors(path):
+        found = _first_of_jsonl(path) if is_jsonl else _first_of_parquet(path)
+    if found is None:
+        raise ValueError(f"{path}: has no rows")
+    return found
+
+
+@contextmanager
+def _named_errors(path: str) -> Iterator[None]:
+    """Errors of the system as ValueError that names the file."""
     try:
-        rows: Rows = JsonlRows(path) if suffix in JSON_LINES_SUFFIXES else ParquetRows(path)
+        yield
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file (working directory {os.getcwd()})") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(rows) == 0:
-        raise ValueError(f"{path}: has no rows")
-    return rows
+
+
+def _first_of_jsonl(path: str) -> tuple[str, dict[str, Any]] | None:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not _is_blank(line):
+                where = _line_of(path, number)
+                return where, _parse_line(line, where=where)
+    return None
+
+
+def _first_of_parquet(path: str) -> tuple[str, dict[str, Any]] | None:
+    with open(path, "rb") as file:
+        batch = _open_parquet(path, lambda parquet: next(parquet.ParquetFile(file).iter_batches(batch_size=1), None))
+    return (_row_of(path, 0), batch.to_pylist()[0]) if batch else None
+
+
+def _open_parquet(path: str, read: Callable[[Any], Any]) -> Any:
+    """What `read` makes of the module pyarrow.parquet; raises ValueError for a file that is none."""
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{path}: Parquet files need the package 'pyarrow' ({error}): pip install pyarrow") from None
+    try:
+        return read(pyarrow.parquet)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path}: not a Parquet file: {error}") from None
+    except pyarrow.ArrowException as error:  # such as a compression that this build of pyarrow does not have
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+
+
+def _is_blank(line: bytes) -> bool:
+    return not line.strip(_UTF8_BOM + b" \t\r\n")
+
+
+def _parse_line(line: bytes, *, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.removeprefix(_UTF8_BOM))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8: {error.reason} at byte {error.start}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: holds a {type(row).__name__}, must be one JSON object per line")
+    return row
+
+
+def _line_of(path: str, number: int) -> str:
+    return f"{path} line {number}"
+
+
+def _row_of(path: str, index: int) -> str:
+    return f"{path} row {index + 1}"
 
 
 def prompt_of(row: Mapping[str, Any], *, key: str, where: str) -> str | list[dict[str, Any]]:

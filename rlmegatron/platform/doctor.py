@@ -87,6 +87,9 @@ def examine() -> list[Finding]:
         _needed("transformers", "tokenizers and model configs are read with it"),
         _needed("psutil", "checkpoints are written with it"),
         _optional("pyarrow", "data files must be JSONL: Parquet files cannot be read"),
+        _optional("tensorboard", "runs need logging.tensorboard: false"),
+        _optional("wandb", "optional: logging.wandb_project needs it; pip install wandb"),
+        _optional("mlflow", "optional: logging.mlflow_uri needs it; pip install mlflow"),
         compiler_finding(os.environ),
     ]
 

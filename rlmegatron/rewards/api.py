@@ -29,6 +29,18 @@ class RewardError(RuntimeError):
     """The message says it all: a report needs no traceback of ours."""
 
 
+class ColumnError(ValueError):
+    """The row has no such column as an argument of the reward names."""
+
+    def __init__(self, complaint: str, argument: str) -> None:
+        super().__init__(f"{complaint} (set reward.args.{argument})")
+        self.complaint, self.argument = complaint, argument
+
+    def below(self, part: str) -> ColumnError:
+        """The same of a part of `combine`, whose arguments have its name before theirs."""
+        return ColumnError(self.complaint, f"{part}.{self.argument}")
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One answer as a reward function sees it."""
@@ -50,11 +62,20 @@ class Answer:
         return cls(prompt.text, sample.text, sample.token_ids, sample.finish_reason, prompt.row)
 
     def column(self, key: str, *, argument: str) -> Any:
-        """Value of one column of the row; `argument` is the reward argument that names it, for the error message."""
-        if key not in self.row:
-            found = ", ".join(repr(name) for name in self.row)
-            raise ValueError(f"the row has no column {key!r}; it has {found} (set reward.args.{argument})")
-        return self.row[key]
+        """Value of one column of the row, or of a part of a nested one: 'reward_model.ground_truth'.
+
+        A column of that very name goes first. `argument` is the reward argument that names it, for the error message.
+        Raises ColumnError that says what is there instead.
+        """
+        if key in self.row:
+            return self.row[key]
+        value: Any = self.row
+        names = key.split(".")
+        for depth, name in enumerate(names):
+            if not isinstance(value, Mapping) or name not in value:
+                raise ColumnError(_absence(names, depth, value), argument)
+            value = value[name]
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +103,18 @@ def as_score(value: object) -> Score:
         raise ValueError(f"the reward returned a part named {RESERVED_PART!r}, a name that counts failed judgements")
     parts = {str(key): _number(part, what=f"part {key!r}") for key, part in value.items()}
     return Score(parts.pop("reward"), parts)
+
+
+def _absence(names: list[str], depth: int, value: Any) -> str:
+    """That `value`, which the names before `depth` led to, does not have the one at it."""
+    missing, key = names[depth], ".".join(names)
+    if not isinstance(value, Mapping):
+        found = f"it is {value!r:.60}"
+    else:
+        found = f"it has {', '.join(map(repr, value)) or 'nothing'}"
+    if depth:
+        return f"column {'.'.join(names[:depth])!r} of the row has no {missing!r}; {found}"
+    return f"the row has no column {missing!r}{f' of {key!r}' if missing != key else ''}; {found}"
 
 
 def _number(value: object, *, what: str) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlmegatron.rewards.api import Answer, as_score
+from rlmegatron.rewards.api import Answer, ColumnError, as_score
 
 
 @dataclass(slots=True)
@@ -59,7 +59,10 @@ def weighted_sum(rewards: Sequence[WeightedReward], answer: Answer) -> dict[str,
     """'reward': the sum of weight * reward, and every reward, unweighted, under its own name with its own parts."""
     result = {"reward": 0.0}
     for one in rewards:
-        score = as_score(one.function(answer))
+        try:
+            score = as_score(one.function(answer))
+        except ColumnError as error:
+            raise error.below(one.name) from error
         result["reward"] += one.weight * score.reward
         result[one.name] = score.reward
         result.update({f"{one.name}.{key}": value for key, value in score.parts.items()})

@@ -7,24 +7,20 @@ names the argument. Must never import torch; user modules are found on sys.path 
 from __future__ import annotations
 
 import inspect
-import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Literal
+from typing import Any
 
 from rlmegatron.config.own_module import import_own_module
-from rlmegatron.config.wording import did_you_mean
 from rlmegatron.rewards.api import Answer, RewardFunction
 from rlmegatron.rewards.combine import WeightedReward, split_parts, weighted_sum
 from rlmegatron.rewards.exact import exact_answer
 from rlmegatron.rewards.length import check_overlong, overlong
 from rlmegatron.rewards.numeric import check_numeric_answer, numeric_answer
 from rlmegatron.rewards.pattern import check_regex, regex
+from rlmegatron.rewards.signature import Scalar, check_arguments, question
 from rlmegatron.rewards.structure import check_tagged_format, tagged_format
-
-Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ def resolve(name: str, args: Mapping[str, Scalar]) -> Reward:
     if name == COMBINE:
         return _resolve_combine(args)
     entry = REWARDS.get(name) or Entry(_import_function(name), is_linear=False)
-    _check_arguments(name, entry.function, args)
+    check_arguments(name, entry.function, args)
     if entry.check is not None:
         entry.check(**args)
     return Reward(name, entry.function, dict(args), entry.is_linear)
@@ -108,7 +104,7 @@ def _import_function(name: str) -> RewardFunction:
     if not (colon and module_name and path):
         names = [*REWARDS, COMBINE]
         raise ValueError(
-            f"reward.name: {name!r} is unknown{_nearest(name, names)}; "
+            f"reward.name: {name!r} is unknown{question(name, names)}; "
             f"use one of {', '.join(names)}, or 'package.module:function'"
         )
     try:
@@ -118,66 +114,8 @@ def _import_function(name: str) -> RewardFunction:
     try:
         function: RewardFunction = reduce(getattr, path.split("."), module)  # type: ignore[assignment]
     except AttributeError:
-        nearest = _nearest(path, [key for key in vars(module) if not key.startswith("_")])
+        nearest = question(path, [key for key in vars(module) if not key.startswith("_")])
         raise ValueError(f"reward.name: {module_name} ({module.__file__}) has no {path!r}{nearest}") from None
     if not callable(function):
         raise ValueError(f"reward.name: {name!r} is a {type(function).__name__}, not a function")
     return function
-
-
-def _check_arguments(name: str, function: RewardFunction, args: Mapping[str, Scalar]) -> None:
-    """Raises ValueError unless `function(answer, **args)` fits the function's signature and annotations."""
-    parameters = list(inspect.signature(function).parameters.values())
-    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-        raise ValueError(f"reward.name: {name} must take the answer as its first positional argument")
-    first, *others = parameters
-    named = {one.name: one for one in others if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    is_open = any(one.kind is one.VAR_KEYWORD for one in others)
-    for key in args:
-        if key not in named and not (is_open and key != first.name):
-            allowed = ", ".join(named) or "none"
-            raise ValueError(f"reward.args.{key}: {name} has no such argument{_nearest(key, named)}; it has {allowed}")
-    missing = [key for key, one in named.items() if one.default is one.empty and key not in args]
-    if missing:
-        raise ValueError(f"reward.args.{missing[0]}: missing; {name} needs {', '.join(missing)}")
-    hints = _type_hints(function)
-    for key, value in args.items():
-        if key in hints and not _fits(value, hints[key]):
-            given = f"{value!r} ({type(value).__name__})"
-            raise ValueError(f"reward.args.{key}: {name} does not take {given}, must be {_spell(hints[key])}")
-
-
-def _type_hints(function: RewardFunction) -> dict[str, Any]:
-    """Annotations by argument; none for a function whose annotations name what exists only for a type checker."""
-    target = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
-    try:
-        return typing.get_type_hints(target)
-    except NameError:
-        return {}
-
-
-def _fits(value: Scalar, hint: Any) -> bool:
-    """Whether a scalar fits an annotation; annotations that are no scalars, and none at all, take anything."""
-    origin = typing.get_origin(hint)
-    if origin is typing.Union or origin is types.UnionType:
-        return any(_fits(value, one) for one in typing.get_args(hint))
-    if origin is Literal:
-        return any(value == one and type(value) is type(one) for one in typing.get_args(hint))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint in (str, bool, type(None)):
-        return isinstance(value, hint)
-    return True
-
-
-def _spell(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(repr, typing.get_args(hint)))
-    return hint.__name__ if inspect.isclass(hint) else str(hint)
-
-
-def _nearest(name: str, allowed: typing.Iterable[str]) -> str:
-    hint = did_you_mean(name, allowed)
-    return f"; {hint}" if hint else ""

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from rlmegatron.rewards.api import Answer, Failure, Score, as_score
-from rlmegatron.rewards.table import Reward, Scalar, resolve
+from rlmegatron.rewards.signature import Scalar
+from rlmegatron.rewards.table import Reward, resolve
 
 ORPHAN_GRACE_S = 60.0
 _FRAMES_SHOWN = 6

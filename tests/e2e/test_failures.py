@@ -108,7 +108,8 @@ def test_a_cut_safetensors_file_is_named(workspace: Workspace) -> None:
 
 
 def test_a_row_without_a_prompt_is_named_by_file_and_line(workspace: Workspace) -> None:
-    data = workspace.write_rows("seventh.jsonl", [{"prompt": "1="}] * 6 + [{"question": "2=", "answer": "2"}])
+    whole, wrong = {"prompt": "1=", "answer": "1"}, {"question": "2=", "answer": "2"}
+    data = workspace.write_rows("seventh.jsonl", [whole] * 6 + [wrong])
     outcome = workspace.run("name=seventh", data, ranks=0)
     assert outcome.code == 1
     message = "seventh.jsonl line 7: no field 'prompt'; it has 'question', 'answer' (set data.prompt_key)"
@@ -129,7 +130,7 @@ def test_two_runs_in_one_directory_are_refused(workspace: Workspace) -> None:
 
 
 def test_data_with_only_long_prompts_is_refused(workspace: Workspace) -> None:
-    data = workspace.write_rows("long.jsonl", [{"prompt": LONG_PROMPT}] * 3)
+    data = workspace.write_rows("long.jsonl", [{"prompt": LONG_PROMPT, "answer": "1"}] * 3)
     outcome = workspace.run("name=long", data, ranks=0)
     assert outcome.code == 1
     assert outcome.report().strip() == (
@@ -139,7 +140,7 @@ def test_data_with_only_long_prompts_is_refused(workspace: Workspace) -> None:
 
 
 def test_a_long_prompt_in_an_evaluation_set_is_named(workspace: Workspace) -> None:
-    workspace.write_rows("long_eval.jsonl", [{"prompt": "1="}, {"prompt": LONG_PROMPT}])
+    workspace.write_rows("long_eval.jsonl", [{"prompt": "1=", "answer": "1"}, {"prompt": LONG_PROMPT}])
     outcome = workspace.run("name=long_eval", "eval.sets.test=long_eval.jsonl", ranks=0)
     assert outcome.code == 1
     assert "long_eval.jsonl line 2: the prompt has 22 tokens, allowed are 16" in outcome.report()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlmegatron.config.load import load
-from rlmegatron.config.paths import path_problems
+from rlmegatron.config.paths import path_problems, usable_data_files
 
 MakeConfig = Callable[..., Path]
 
@@ -37,30 +37,16 @@ def test_every_missing_or_unusable_data_file_is_named(make_config: MakeConfig, t
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            '\n{"question": "q", "answer": 1}\n',
-            "line 2: no field 'prompt'; it has 'question', 'answer' (set data.prompt_key)",
-        ),
-        ("[1]\n", "line 1: holds list, not a JSON object"),
-        ("{}\n", "line 1: no field 'prompt'; it has nothing (set data.prompt_key)"),
-    ],
-)
-def test_the_first_row_shows_a_wrong_prompt_key(
-    make_config: MakeConfig, tmp_path: Path, text: str, expected: str
+def test_the_files_that_can_be_read_are_given_once_for_their_rows_to_be_looked_at(
+    make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    data = tmp_path / "rows.jsonl"
-    data.write_text(text)
-    assert path_problems(load(make_config(), [f"data.train=[{{path: {data}}}]"])) == [f"{data} {expected}"]
-
-
-def test_a_row_that_is_not_json_is_named_by_its_line(make_config: MakeConfig, tmp_path: Path) -> None:
-    data = tmp_path / "rows.jsonl"
-    data.write_text("\n\nprompt\n")
-    (line,) = path_problems(load(make_config(), [f"data.train=[{{path: {data}}}]"]))
-    assert line.startswith(f"{data} line 3: not a JSON object: ")
+    train = tmp_path / "train.jsonl"
+    table = tmp_path / "rows.parquet"
+    table.write_bytes(b"what it holds is not looked at here")
+    (tmp_path / "empty.jsonl").touch()
+    changes = {"eval.sets": {"same": str(train), "table": str(table), "empty": str(tmp_path / "empty.jsonl")}}
+    cfg = load(make_config(changes))
+    assert usable_data_files(cfg) == [str(train), str(table)]
 
 
 def test_a_run_directory_that_is_a_file_or_below_one_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Every sink gets every step; the console line holds what its legend says; remote runs go on under their own id."""
 
+import importlib
 import io
 import math
 import sys
@@ -14,6 +15,7 @@ from rlmegatron.metrics.build import build_sinks
 from rlmegatron.metrics.console import ConsoleSink
 from rlmegatron.metrics.jsonl import JsonlSink
 from rlmegatron.metrics.mlflow import MLflowSink
+from rlmegatron.metrics.optional import missing_packages
 from rlmegatron.metrics.sinks import FanOut
 from rlmegatron.metrics.tensorboard import TensorBoardSink
 from rlmegatron.metrics.wandb import WandbSink
@@ -231,8 +233,8 @@ def test_mlflow_goes_on_with_its_run_when_the_training_does(monkeypatch, tmp_pat
 @pytest.mark.parametrize(
     ("logging", "message"),
     [
-        (LoggingConfig(wandb_project="p"), "logging.wandb_project needs the package 'wandb'.*pip install wandb"),
-        (LoggingConfig(mlflow_uri="u"), "logging.mlflow_uri needs the package 'mlflow'.*pip install mlflow"),
+        (LoggingConfig(wandb_project="p"), "logging.wandb_project: needs the package 'wandb'.*pip install wandb"),
+        (LoggingConfig(mlflow_uri="u"), "logging.mlflow_uri: needs the package 'mlflow'.*pip install mlflow"),
     ],
 )
 def test_a_missing_package_is_named_with_the_setting_that_wants_it(logging, message, monkeypatch, tmp_path):
@@ -241,6 +243,50 @@ def test_a_missing_package_is_named_with_the_setting_that_wants_it(logging, mess
     monkeypatch.setitem(modules, "mlflow", None)
     with pytest.raises(ValueError, match=message):
         build(logging, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("logging", "setting", "package"),
+    [
+        (LoggingConfig(tensorboard=False, wandb_project="p"), "logging.wandb_project", "wandb"),
+        (LoggingConfig(tensorboard=False, mlflow_uri="u"), "logging.mlflow_uri", "mlflow"),
+        (LoggingConfig(), "logging.tensorboard", "tensorboard"),
+    ],
+)
+def test_a_missing_package_is_known_before_a_sink_is_built(logging, setting, package, packages):
+    assert missing_packages(logging) == [
+        f"{setting}: needs the package {package!r}, which is not installed; pip install {package}, or turn it off"
+    ]
+    packages(package)
+    assert missing_packages(logging) == []
+
+
+def test_packages_that_nothing_asks_for_are_not_missed(packages):
+    assert missing_packages(LoggingConfig(tensorboard=False)) == []
+    assert len(missing_packages(LoggingConfig(wandb_project="p", mlflow_uri="u"))) == 3
+
+
+def test_the_directory_that_a_package_leaves_behind_is_not_the_package(packages, tmp_path):
+    (tmp_path / "wandb").mkdir()
+    (line,) = missing_packages(LoggingConfig(wandb_project="p", tensorboard=False))
+    assert line.startswith("logging.wandb_project: ")
+
+
+@pytest.fixture
+def packages(monkeypatch, tmp_path):
+    """None of the trackers can be found but those that `packages(name)` adds, which must not be imported."""
+    names = ("wandb", "mlflow", "tensorboard")
+    loaded = [name for name in sys.modules if name.partition(".")[0] in names]
+    for name in loaded:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    def add(name):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported')")
+        importlib.invalidate_caches()
+
+    return add
 
 
 def build(logging, directory):

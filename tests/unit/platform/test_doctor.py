@@ -99,6 +99,7 @@ def test_on_a_bare_machine_every_absence_is_reported_and_says_what_it_means() ->
     assert stopping == {"PyTorch", "megatron-core", "SGLang", "transformers", "psutil"}
     absent = {name for name, finding in findings.items() if finding.status == "absent"}
     assert {"NCCL", "Transformer Engine", "NVIDIA Apex", "flash-attn", "SGLang kernels", "triton", "pyarrow"} <= absent
+    assert {"tensorboard", "wandb", "mlflow"} <= absent
     assert all(finding.meaning for finding in findings.values() if finding.status != "ok")
 
 

@@ -94,7 +94,11 @@ def test_a_users_function_in_the_working_directory_is_found(user_module: str) ->
         ("no_such_module_x:f", {}, "reward.name: cannot import 'no_such_module_x' .*ModuleNotFoundError"),
         ("my_table_rewards:constnt", {}, r"has no 'constnt'; did you mean 'constant'\?"),
         ("my_table_rewards:number", {}, "is a int, not a function"),
-        ("my_table_rewards:no_answer", {}, "must take the answer as its first positional argument"),
+        (
+            "my_table_rewards:no_answer",
+            {},
+            r"no_answer takes \(\*, value=1\), but is called as no_answer\(answer, \*\*rew",
+        ),
         ("my_table_rewards:constant", {"label": 3}, r"reward.args.label: .* 3 \(int\), must be str \| None"),
         ("my_table_rewards:scaled", {}, "^reward.args.factor: missing; my_table_rewards:scaled needs factor$"),
         ("my_table_rewards:scaled", {"factor": "2"}, "must be int"),
