@@ -11,11 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlmegatron.config.other_libraries import key_elsewhere, ours_of
 from rlmegatron.config.schema import RunConfig
 from rlmegatron.config.wording import as_yaml, listed, nearest
 from rlmegatron.config.yaml_text import KeyPath
 
 _NUM_ELSEWHERE = 3
+_SURELY_OURS = 0.85
+"""How alike a key of ours must be to what was given for another library's key of that name not to be meant."""
 _MOST_SIBLINGS = 10
 """Keys of a section that are listed besides the one that was probably meant."""
 
@@ -24,11 +27,12 @@ def explain(error: ValidationError, *, given: Any, origin: Callable[[KeyPath], s
     """One line per refused value; `origin` says where a path was set, as in 'run.yaml line 3'."""
     problems: dict[KeyPath, str] = {}
     for item in error.errors(include_url=False):
-        path = _path_in(item["loc"], given=given, missing=item["type"] == "missing")
-        if path not in problems:
-            where = origin(path)
-            kind = item["type"] if path == item["loc"] else "value"
-            problems[path] = _problem(kind, path, item["input"]) + (f" ({where})" if where else "")
+        found = _path_in(item["loc"], given=given, missing=item["type"] == "missing")
+        kind = item["type"] if found == item["loc"] else "value"
+        for path in _keys_meant(found, item["input"]) if kind == "extra_forbidden" else [found]:
+            if path not in problems:
+                where = origin(path)
+                problems[path] = _problem(kind, path, item["input"]) + (f" ({where})" if where else "")
     # A list whose items are all refused is also called too short: the items say it better.
     return [text for path, text in problems.items() if not any(_is_below(other, path) for other in problems)]
 
@@ -81,8 +85,24 @@ def _path_in(loc: tuple[str | int, ...], *, given: Any, missing: bool) -> KeyPat
     return loc
 
 
+def _keys_meant(path: KeyPath, value: Any) -> list[KeyPath]:
+    """An unknown key; every key in it, if it is a section of another library that holds keys with a name here."""
+    below = list(_leaves(path, value))
+    return below if any(key_elsewhere(str(leaf[-1])) for leaf in below) else [path]
+
+
+def _leaves(path: KeyPath, value: Any) -> Iterator[KeyPath]:
+    if isinstance(value, dict) and value:
+        for key, below in value.items():
+            yield from _leaves((*path, key), below)
+    else:
+        yield path
+
+
 def _nearest(path: KeyPath) -> str:
     key, parent = str(path[-1]), path[:-1]
+    while _node(parent) is None:
+        parent = parent[:-1]
     siblings = list(_properties(_node(parent)))
     known = list(_all_paths())
     if key in {dotted(other) for other in known}:
@@ -90,7 +110,12 @@ def _nearest(path: KeyPath) -> str:
         return f"write '{name}' indented below '{section}:'"
     others = f"{dotted(parent) or 'the file'} has {', '.join(siblings)}"
     besides = f" {others}" if len(siblings) <= _MOST_SIBLINGS else ""
-    if close := nearest(key, siblings):
+    close = nearest(key, siblings)
+    if not (close and _is_nearer(close, key, parent)) and (
+        elsewhere := key_elsewhere(key, sections=[str(part) for part in path[:-1]])
+    ):
+        return elsewhere
+    if close:
         return f"did you mean {dotted((*parent, close))}?{besides}"
     by_name: dict[str, list[str]] = {}
     for other in known:
@@ -98,6 +123,16 @@ def _nearest(path: KeyPath) -> str:
     if close := nearest(key, by_name, cutoff=0.75):
         return f"did you mean {' or '.join(by_name[close][:_NUM_ELSEWHERE])}?{besides}"
     return others
+
+
+def _is_nearer(close: str, key: str, parent: KeyPath) -> bool:
+    """Whether `close`, a key below `parent`, is meant rather than what another library means by `key`.
+
+    That is so where they are all but equal, and where another section has what the library means by the same name, as
+    the longest answer of an evaluation and that of training.
+    """
+    theirs = {name.rpartition(".")[2] for name in ours_of(key) if name != dotted((*parent, close))}
+    return close in theirs or nearest(key, [close], cutoff=_SURELY_OURS) is not None
 
 
 @cache

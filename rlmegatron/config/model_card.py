@@ -77,7 +77,8 @@ class ModelCard:
     tied_embeddings: bool
     max_positions: int
     """Longest context the positions cover, RoPE scaling included."""
-    has_chat_template: bool
+    has_chat_template: bool | None
+    """None where there is no tokenizer to have one, as a plan of the layout needs none."""
     attention_values: int
     """Queries, keys, values and outcome of all heads of one layer: values per token, cut over tensor parallelism."""
     latent_values: int
@@ -94,6 +95,8 @@ class ModelCard:
     """What the last stage holds besides layers, but for `copies`."""
     copies: Count
     """What the last stage holds of the first one's once more where it is another (tied embeddings)."""
+    has_value_head: bool = False
+    """Whether it is a reward model, whose values are rewards."""
     absent: tuple[str, ...] = ()
     """What a run will need and a plan of its layout does not, a sentence each."""
 

@@ -1,7 +1,8 @@
 """What must hold between the sections of a config, the model and the world, all of it reported at once.
 
 In: the config, the world size and the model's card, where known. Out: one line per broken rule, and one per legal
-choice that is probably not meant. Must never import torch, nor look at files (`paths.py` does).
+choice that is probably not meant. Must never import torch, nor look at files (`paths.py` does, and `engine_args.py` at
+those of SGLang).
 """
 
 from __future__ import annotations
@@ -9,71 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from rlmegatron.config.algorithm_rules import algorithm_problems, algorithm_warnings, expert_problems
+from rlmegatron.config.algorithm_rules import algorithm_problems, expert_problems
+from rlmegatron.config.algorithm_warnings import algorithm_warnings
 from rlmegatron.config.cuts import divisors, engine_cuts, training_cuts
+from rlmegatron.config.engine_args import engine_arg_problems
 from rlmegatron.config.layout import model_ranks, smallest_world
 from rlmegatron.config.model_card import ModelCard
+from rlmegatron.config.other_libraries import name_elsewhere
 from rlmegatron.config.partition import engine_groups, padded_vocab
 from rlmegatron.config.schema import OptimizerConfig, RunConfig
-from rlmegatron.config.wording import as_yaml, did_you_mean, listed
+from rlmegatron.config.settings_without_effect import settings_without_effect
+from rlmegatron.config.wording import did_you_mean, listed, plain
 
 _OWN_FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
-_OWN_ENGINE_ARGS = {
-    "tp_size": "use rollout.tensor",
-    "ep_size": "use rollout.expert",
-    "model_path": "use model.path",
-    "dtype": "use rollout.dtype",
-    "context_length": "use rollout.context_length",
-    "random_seed": "use seed",
-    "base_gpu_id": "the placement of engines decides it",
-    "gpu_id_step": "the placement of engines decides it",
-    "host": "engines listen on loopback only",
-    "port": "it is chosen when the engine starts",
-    "api_key": "it is made when the engine starts",
-    "custom_weight_loader": "publishing weights depends on it",
-    "skip_tokenizer_init": "engines take and give token ids",
-    "load_format": "engines get their weights by publishing",
-}
-"""What a run decides elsewhere: the server argument and where."""
-_CALLED_ELSEWHERE: Mapping[str, Mapping[str, str]] = {
-    "algorithm.advantage": {
-        "ppo": "PPO's is 'gae'",
-        "dapo": "DAPO's is 'grpo'; what makes it DAPO is in yaml_configs/quickstart_dapo.yaml",
-        "dr_grpo": "Dr. GRPO's is 'grpo' with normalize_std: false (yaml_configs/quickstart_dr_grpo.yaml)",
-        "gspo": "'gspo' is an algorithm.policy_loss; its advantage is 'grpo'",
-        "cispo": "'cispo' is an algorithm.policy_loss; its advantage is 'grpo'",
-        "reinforce_plus_plus": "use 'reinforce_pp'",
-        "reinforce_plus_plus_baseline": "use 'reinforce_pp_baseline'",
-    },
-    "algorithm.policy_loss": {
-        "ppo": "use 'ppo_clip'",
-        "grpo": "'grpo' is an algorithm.advantage; its loss is 'ppo_clip'",
-        "dapo": "DAPO's is 'ppo_clip'; what makes it DAPO is in yaml_configs/quickstart_dapo.yaml",
-        "dr_grpo": "Dr. GRPO's is 'ppo_clip'; what makes it Dr. GRPO is in yaml_configs/quickstart_dr_grpo.yaml",
-        "gpg": "'gpg' is an algorithm.advantage; its loss is 'reinforce'",
-    },
-}
-"""Names of other libraries, and of algorithms that are a combination here, where the nearest spelling misleads."""
-_NOTHING: tuple[str | int | bool, ...] = ()
-_AS_PUBLISHED: Mapping[str, tuple[str | int | bool, ...]] = {
-    **dict.fromkeys(("pp_size", "dp_size", "attn_cp_size", "moe_dp_size", "dwdp_size", "dcp_size"), (1,)),
-    **dict.fromkeys(("enable_dp_attention", "enable_dp_lm_head", "enable_prefill_cp"), (False,)),
-    **dict.fromkeys(("enable_eplb", "enable_waterfill", "enforce_shared_experts_fusion"), (False,)),
-    **dict.fromkeys(("enable_lora", "quantize_and_serve"), (False,)),
-    **dict.fromkeys(("quantization", "modelopt_quant", "rl_quant_profile", "kt_weight_path"), _NOTHING),
-    **dict.fromkeys(("moe_dense_tp_size", "elastic_ep_backend", "elastic_ep_initial_size"), _NOTHING),
-    **dict.fromkeys(("lora_paths", "speculative_algorithm"), _NOTHING),
-    "moe_a2a_backend": ("none",),
-    "moe_runner_backend": ("auto", "triton"),
-    "ep_num_redundant_experts": (0,),
-    "init_expert_location": ("trivial",),
-    "cpu_offload_gb": (0,),
-    "offload_group_size": (-1, 0),
-    "weight_cache_mode": ("off",),
-    "model_impl": ("auto", "sglang"),
-}
-"""Server arguments (of sglang 0.5.21) that move, repack, copy or rename weights, and the values with which an engine
-keeps them where `weight_sync/engine_layout.py` says."""
+_HIGHEST_LR = 1e-2
 
 
 def problems(
@@ -93,7 +43,7 @@ def problems(
     """
     found = [*_parallel(cfg), *_batch(cfg), *_lengths(cfg), *_optimizer(cfg)]
     found += algorithm_problems(cfg)
-    found += [*_engine_parts(cfg), *_engine_args(cfg), *_weight_types(cfg)]
+    found += [*_engine_parts(cfg), *engine_arg_problems(cfg), *_weight_types(cfg)]
     if world_size is not None:
         found += _world(cfg, world_size, ranks_per_node=ranks_per_node)
     if card is not None:
@@ -108,7 +58,7 @@ def problems(
 
 def warnings(cfg: RunConfig, *, world_size: int | None, card: ModelCard | None) -> list[str]:
     """Legal choices that are rarely meant, one line each with what they do."""
-    found = [*algorithm_warnings(cfg), *_short_run(cfg)]
+    found = [*algorithm_warnings(cfg), *settings_without_effect(cfg), *_fast_learning(cfg), *_short_run(cfg)]
     if world_size is not None and world_size % cfg.rollout.tensor == 0:
         num_engines = world_size // cfg.rollout.tensor
         if cfg.rollout.prompts_per_step < num_engines:
@@ -252,6 +202,15 @@ def _optimizer(cfg: RunConfig) -> Iterator[str]:
             yield f"{where}.min_lr: {optimizer.min_lr:g} is above {where}.lr ({lr}); use at most {lr}"
 
 
+def _fast_learning(cfg: RunConfig) -> Iterator[str]:
+    for where, optimizer in _optimizers(cfg).items():
+        if optimizer.lr > _HIGHEST_LR:
+            yield (
+                f"{where}.lr: {optimizer.lr:g} is far above what a language model is trained with (1e-7 to 1e-3); it "
+                "is the step that Adam takes in every weight"
+            )
+
+
 def _short_run(cfg: RunConfig) -> Iterator[str]:
     if cfg.trains_critic and cfg.critic.warmup_steps >= cfg.train.steps:
         yield (
@@ -280,10 +239,15 @@ def _critic(cfg: RunConfig, card: ModelCard, critic_card: ModelCard) -> Iterator
             f"critic.path: its max_position_embeddings ({critic_card.max_positions}) are fewer than a sample may have "
             f"tokens ({cfg.context_length}, rollout.context_length)"
         )
+    if cfg.critic.normalize_returns and critic_card.has_value_head:
+        yield (
+            f"critic.normalize_returns: true cannot go with critic.path {critic_card.path}, a reward model: its values "
+            "are rewards, and after the first step would be read as normalised ones; use false"
+        )
 
 
 def _text(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
-    if cfg.data.chat_template and not card.has_chat_template:
+    if cfg.data.chat_template and card.has_chat_template is False:
         yield (
             f"data.chat_template: true, but the tokenizer in {card.path} has no chat template; set "
             "data.chat_template=false"
@@ -309,8 +273,10 @@ def is_own_function(name: str) -> bool:
 def _name(key: str, name: str, names: Collection[str]) -> Iterator[str]:
     if name in names or is_own_function(name):
         return
+    is_ours = plain(name) in {plain(one) for one in names}
+    elsewhere = None if is_ours else name_elsewhere(key, name)
     hint = did_you_mean(name, names) or f"use {listed(sorted(names))}, or 'package.module:function'"
-    yield f"{key}: '{name}' is not known; {_CALLED_ELSEWHERE.get(key, {}).get(name, hint)}"
+    yield f"{key}: '{name}' is not known; {elsewhere or hint}"
 
 
 def _value_at(cfg: RunConfig, key: str) -> str:
@@ -325,22 +291,3 @@ def _engine_parts(cfg: RunConfig) -> Iterator[str]:
     tensor, expert = cfg.rollout.tensor, cfg.rollout.expert
     if tensor % expert:
         yield f"rollout.expert: {expert} does not divide rollout.tensor ({tensor}); use {divisors(tensor)}"
-
-
-def _engine_args(cfg: RunConfig) -> Iterator[str]:
-    given = cfg.rollout.engine_args
-    for name in sorted(given.keys() & _OWN_ENGINE_ARGS.keys()):
-        yield f"rollout.engine_args.{name}: cannot be set here; {_OWN_ENGINE_ARGS[name]}"
-    for name in sorted(given.keys() & _AS_PUBLISHED.keys()):
-        allowed = _AS_PUBLISHED[name]
-        if given[name] not in allowed:
-            remedy = f"use {listed([as_yaml(value) for value in allowed])}" if allowed else "remove it"
-            yield (
-                f"rollout.engine_args.{name}: {as_yaml(given[name])} has engines keep weights where publishing does "
-                f"not put them; {remedy}"
-            )
-    if cfg.rollout.expert > 1 and given.get("disable_shared_experts_fusion") is False:
-        yield (
-            "rollout.engine_args.disable_shared_experts_fusion: false cannot go with rollout.expert "
-            f"{cfg.rollout.expert}: some GPUs would copy shared experts to every part; remove it"
-        )

@@ -6,6 +6,7 @@ In: values and names. Out: text. Must never import any other module of ours.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,9 +40,34 @@ def as_yaml(value: Any) -> str:
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
 
+def as_typed(value: Any) -> str:
+    """As `as_yaml`, with numbers as short as they were typed: a float that was given as 3 has become 3.0.
+
+    >>> [as_typed(value) for value in (3.0, 1e-6, False)]
+    ['3', '1e-06', 'false']
+    """
+    return f"{value:g}" if isinstance(value, float) else as_yaml(value)
+
+
+def plain(word: str) -> str:
+    """`word` without what is spelt differently from one library to the next: case, '_', '-', '.', and '+' for 'p'.
+
+    >>> plain("REINFORCE++"), plain("dr.grpo"), plain("reinforce_pp")
+    ('reinforcepp', 'drgrpo', 'reinforcepp')
+    """
+    return re.sub(r"[\W_]", "", word.casefold().replace("+", "p"))
+
+
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known word that is spelt most like `word`; `cutoff` is how alike it must be, as a share."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    """The known word that is spelt most like `word`; `cutoff` is how alike it must be, as a share.
+
+    >>> nearest("Clip-High", ["clip_low", "clip_high"])
+    'clip_high'
+    """
+    words = list(known)
+    if same := [one for one in words if plain(one) == plain(word) != ""]:
+        return same[0]
+    close = difflib.get_close_matches(word, words, n=1, cutoff=cutoff)
     return close[0] if close else None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlmegatron.config.model_card import Count, ExpertSizes, ModelCard
 from rlmegatron.models.architecture import Architecture, Experts
-from rlmegatron.models.directory_check import tokenizer_problems, weight_problems
+from rlmegatron.models.directory_check import has_tokenizer, tokenizer_problems, weight_problems
 from rlmegatron.models.model_files import holds_megatron_checkpoint, read_object
 from rlmegatron.models.rules import Rule
 from rlmegatron.models.table import read_architecture
@@ -29,7 +29,7 @@ def read_model_card(
 
     `key` is the config key the path came from and opens every line of the ValueError, which lists all problems. Only
     what a critic starts from (`for_critic`) may be a reward model. With `plans_only` a directory without any weights
-    will do, as a layout follows from config.json; the card says so.
+    will do, with a tokenizer or without, as a layout follows from config.json; the card says so.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -38,7 +38,9 @@ def read_model_card(
     has_weights = holds_megatron_checkpoint(directory) or any(directory.glob("*.safetensors*"))
     absent = [] if has_weights or not plans_only else [f"{key}: {path} has no weights, which a run will need"]
     problems = [] if absent else weight_problems(directory) + tokenizer_problems(directory)
-    architecture, has_chat_template = None, False
+    if absent and not has_tokenizer(directory):
+        absent.append(f"{key}: {path} has no tokenizer, which a run will need")
+    architecture, has_chat_template = None, None
     try:
         has_chat_template = _has_chat_template(directory)
     except ValueError as error:
@@ -53,7 +55,7 @@ def read_model_card(
     return replace(card, absent=tuple(absent))
 
 
-def model_card(arch: Architecture, *, path: str, has_chat_template: bool) -> ModelCard:
+def model_card(arch: Architecture, *, path: str, has_chat_template: bool | None) -> ModelCard:
     """The card of an architecture; parameters are counted from its rules."""
     first, layers, last, copies = _counts(arch)
     latent = arch.latent
@@ -71,6 +73,7 @@ def model_card(arch: Architecture, *, path: str, has_chat_template: bool) -> Mod
         tied_embeddings=arch.tied_embeddings,
         max_positions=_max_positions(arch),
         has_chat_template=has_chat_template,
+        has_value_head=arch.value_head,
         attention_values=(
             2 * arch.num_heads * (latent.key_dim + latent.value_dim) if latent else heads_and_groups * arch.head_dim
         ),
@@ -139,8 +142,11 @@ def _max_positions(arch: Architecture) -> int:
     return int(arch.max_positions * arch.rope.factor) if is_stretched else arch.max_positions
 
 
-def _has_chat_template(directory: Path) -> bool:
+def _has_chat_template(directory: Path) -> bool | None:
+    """None without a tokenizer, whose template may come with it."""
     if (directory / "chat_template.jinja").is_file() or (directory / "chat_template.json").is_file():
         return True
     path = directory / "tokenizer_config.json"
-    return path.is_file() and bool(read_object(path).get("chat_template"))
+    if path.is_file() and read_object(path).get("chat_template"):
+        return True
+    return False if has_tokenizer(directory) else None

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlmegatron.config.algorithm_rules import algorithm_problems, algorithm_warnings, expert_problems
+from rlmegatron.config.algorithm_rules import algorithm_problems, expert_problems
 from rlmegatron.config.load import load
 from rlmegatron.config.model_card import ExpertSizes
+from rlmegatron.config.rules import warnings
 from rlmegatron.models.card import read_model_card
 
 MakeConfig = Callable[..., Path]
@@ -74,7 +75,22 @@ MakeConfig = Callable[..., Path]
         ),
         (
             ["algorithm.importance={level: token, mode: mask, low: 3, high: 2}"],
-            "algorithm.importance.low: 3 is above algorithm.importance.high (2); every token would be masked out",
+            "algorithm.importance.low: 3 leaves no room below 1, the ratio of tokens on which engine and learner "
+            "agree; use a number below 1",
+        ),
+        (
+            ["algorithm.importance={level: geometric, high: 0.1}"],
+            "algorithm.importance.high: 0.1 is below 1, the ratio of tokens on which engine and learner agree; use at "
+            "least 1",
+        ),
+        (
+            ["rollout.dynamic_sampling={enabled: true, by: error}"],
+            "rollout.dynamic_sampling.by: 'error' is whether a judgement failed, and no part to compare answers by",
+        ),
+        (
+            ["algorithm.importance={level: token, mode: mask, low: 0.1, high: 0.9}"],
+            "algorithm.importance.high: 0.9 leaves no room above 1, the ratio of tokens on which engine and learner "
+            "agree; use a number above 1",
         ),
         (
             ["eval={sets: {a: a.jsonl}, greedy: false}"],
@@ -106,18 +122,62 @@ def test_a_broken_rule_of_an_algorithm_gives_its_one_line(
     [
         (["rollout.top_p=0.9"], "the policy ratio is biased; 1 turns it off"),
         (["rollout.top_k=50"], "the policy ratio is biased; -1 turns it off"),
-        (["algorithm.policy_loss=gspo"], "hardly ever binds for the ratio of a whole answer"),
+        (
+            ["algorithm={policy_loss: gspo, aggregation: seq_mean_token_mean}"],
+            "hardly ever binds for the ratio of a whole answer",
+        ),
         (["algorithm.policy_loss=reinforce", "train.mini_batches=2"], "all but the first are off-policy"),
         (["algorithm={policy_loss: cispo, dual_clip: 3}"], "dual_clip: 3 has no effect on policy_loss 'cispo'"),
         (["algorithm.aggregation_constant=7"], "has no effect on aggregation 'token_mean'"),
         (["algorithm.kl={where: loss, estimator: k1}"], "without pulling to the reference"),
+        (
+            ["reward={name: combine, args: {exact_answer: 1, overlong: -0.5}}"],
+            "reward.args.overlong: -0.5 is a bonus on over-long answers",
+        ),
+        (["reward={name: combine, args: {exact_answer: 0, regex: 0.0}}"], "reward.args: every weight is 0"),
+        (
+            ["algorithm.clip_high=1.28"],
+            "algorithm.clip_high: 1.28 is a distance from 1, not a bound of the ratio, which then may rise to 2.28",
+        ),
+        (["eval.accuracy_threshold=1.5"], "the reward 'exact_answer' is 0 or 1: no answer counts as correct"),
+        (
+            ["eval.accuracy_threshold=0", "reward={name: regex, args: {pattern: a}}"],
+            "eval.accuracy_threshold: 0, while the reward 'regex' is 0 or 1: every answer counts as correct",
+        ),
+        (["actor.optimizer.lr=0.02"], "actor.optimizer.lr: 0.02 is far above"),
+        (["algorithm.advantage=gae", "critic.optimizer.lr=1"], "critic.optimizer.lr: 1 is far above"),
     ],
 )
 def test_a_legal_choice_that_is_rarely_meant_is_warned_of(
     make_config: MakeConfig, overrides: list[str], words: str
 ) -> None:
-    (line,) = algorithm_warnings(load(make_config(), overrides))
+    (line,) = warnings(load(make_config(), overrides), world_size=None, card=None)
     assert words in line
+
+
+def test_a_lower_clip_distance_of_1_bounds_nothing(make_config: MakeConfig) -> None:
+    distance, wider = warnings(load(make_config(), ["algorithm.clip_low=1"]), world_size=None, card=None)[::-1]
+    assert distance == (
+        "algorithm.clip_low: 1 is a distance from 1, not a bound of the ratio, which then has no lower bound; 0.2 is "
+        "usual"
+    )
+    assert wider.startswith("algorithm.clip_low: 1 is wider than")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm={policy_loss: cispo, clip_low: 1.0, clip_high: 4.0}"],
+        ["eval.accuracy_threshold=1", "reward.name=numeric_answer"],
+        # A sum of weights may be larger than 1, and a function of the user's own anything.
+        ["eval.accuracy_threshold=1.5", "reward={name: combine, args: {exact_answer: 2}}"],
+        ["eval.accuracy_threshold=-1", "reward.name=my.rewards:judge"],
+        ["reward={name: combine, args: {exact_answer: 0, 'my.rewards:judge': 1}}"],
+        ["actor.optimizer.lr=0.01"],
+    ],
+)
+def test_choices_that_may_well_be_meant_are_not_warned_of(make_config: MakeConfig, overrides: list[str]) -> None:
+    assert warnings(load(make_config(), overrides), world_size=None, card=None) == []
 
 
 def test_settings_of_experts_need_experts(make_config: MakeConfig) -> None:

@@ -317,6 +317,19 @@ def test_a_tokenizer_without_a_template_cannot_render_chat(make_config: MakeConf
     assert found(make_config(), "data.chat_template=false") == []
 
 
+def test_the_values_of_a_reward_model_are_not_taken_for_normalised_ones(
+    make_config: MakeConfig, make_model: Any
+) -> None:
+    critic = make_model("critic", architectures=["Qwen3ForSequenceClassification"], num_labels=1)
+    cfg = load(make_config(), ["algorithm.advantage=gae", f"critic.path={critic}", "critic.normalize_returns=true"])
+    card = read_model_card(cfg.model.path)
+    critic_card = read_model_card(str(critic), key="critic.path", for_critic=True, plans_only=True)
+    assert problems(cfg, world_size=2, card=card, critic_card=critic_card) == [
+        f"critic.normalize_returns: true cannot go with critic.path {critic}, a reward model: its values are rewards, "
+        "and after the first step would be read as normalised ones; use false"
+    ]
+
+
 def test_a_critic_of_its_own_is_cut_like_the_actor_and_knows_its_tokens(
     make_config: MakeConfig, make_model: Any
 ) -> None:

@@ -28,7 +28,7 @@ MINIMAL = {
     "name": "docs",
     "model": {"path": "model"},
     "data": {"train": [{"path": "train.jsonl"}]},
-    "train": {"steps": 3},
+    "train": {"steps": 1000},
 }
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([a-z]+(?:\.[a-z_]+)+)(?=[`:])")

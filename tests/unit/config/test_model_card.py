@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rlmegatron.config.load import load
+from rlmegatron.config.rules import problems
 from rlmegatron.models.card import read_model_card
 from rlmegatron.platform.torchvision_ops import install_torchvision_hook
 
@@ -166,6 +168,40 @@ def test_what_a_config_says_and_nobody_understands_is_a_problem_of_the_key_that_
     directory = make_model(**change)
     (problem,) = problems_of(directory)
     assert problem.startswith(f"model.path: {directory}/config.json: {expected}")
+
+
+def test_a_plan_needs_config_json_alone_and_the_card_says_what_a_run_needs(
+    make_config: Callable[..., Path],
+) -> None:
+    """Without a tokenizer nothing is known of its chat template, so that data.chat_template breaks no rule."""
+    cfg = load(make_config())
+    directory = Path(cfg.model.path)
+    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (directory / name).unlink()
+    card = read_model_card(str(directory), plans_only=True)
+    assert card.absent == (
+        f"model.path: {directory} has no weights, which a run will need",
+        f"model.path: {directory} has no tokenizer, which a run will need",
+    )
+    assert card.has_chat_template is None
+    assert problems(cfg, world_size=1, card=card) == []
+
+    (directory / "tokenizer.json").write_text("{}")
+    card = read_model_card(str(directory), plans_only=True)
+    assert (card.absent, card.has_chat_template) == (
+        (f"model.path: {directory} has no weights, which a run will need",),
+        False,
+    )
+    assert problems(cfg, world_size=1, card=card) == [
+        f"data.chat_template: true, but the tokenizer in {directory} has no chat template; set data.chat_template=false"
+    ]
+
+
+def test_weights_without_a_tokenizer_are_no_plan_but_an_accident(make_model: MakeModel) -> None:
+    directory = make_model()
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="has no tokenizer: neither tokenizer.json"):
+        read_model_card(str(directory), plans_only=True)
 
 
 def test_a_config_that_is_not_json_is_reported(make_model: MakeModel) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from rlmegatron.algorithms.table import TABLE
-from rlmegatron.config.algorithm_rules import algorithm_problems, algorithm_warnings
+from rlmegatron.config.algorithm_rules import algorithm_problems
 from rlmegatron.config.load import ConfigError, dump, load
 from rlmegatron.config.rules import problems, warnings
 
 MakeConfig = Callable[..., Path]
 
+PRESETS = Path(__file__).parents[3] / "yaml_configs"
 DAPO = "reward={name: combine, args: {exact_answer: 1, overlong: 1, overlong.max_tokens: 6, overlong.buffer_tokens: 2}}"
 SAMPLING = "rollout.dynamic_sampling.enabled=true"
 
@@ -62,8 +63,44 @@ SAMPLING = "rollout.dynamic_sampling.enabled=true"
             "(train.mini_batches x train.epochs)",
         ),
         (
-            ["algorithm={advantage: gpg, kl: {where: loss}}"],
+            ["algorithm={advantage: gpg, policy_loss: reinforce, kl: {where: loss}}"],
             "algorithm.kl.where: 'loss', where the authors of 'gpg' use 'none'",
+        ),
+        (
+            ["algorithm.advantage=gpg", "train.epochs=2"],
+            "algorithm.policy_loss: 'ppo_clip', where the authors of 'gpg' use 'reinforce'",
+        ),
+        (
+            ["reward.on_error=score", "reward.error_score=0.5"],
+            "reward.error_score: 0.5 is at least eval.accuracy_threshold (0.5): answers whose judgement failed count "
+            "as correct",
+        ),
+        (["eval.temperature=0.6"], "eval.temperature: 0.6 has no effect while eval.samples is 0"),
+        (["eval.top_p=0.9"], "eval.top_p: 0.9 has no effect while eval.samples is 0"),
+        (
+            ["actor.optimizer.min_lr=1e-7"],
+            "actor.optimizer.min_lr: 1e-07 has no effect while actor.optimizer.schedule is 'constant'",
+        ),
+        (
+            ["algorithm.advantage=gae", "critic.optimizer.min_lr=1e-7"],
+            "critic.optimizer.min_lr: 1e-07 has no effect while critic.optimizer.schedule is 'constant'",
+        ),
+        (["reward.error_score=-1"], "reward.error_score: -1 has no effect while reward.on_error is 'stop'"),
+        (
+            ["checkpoint={export: false, export_dtype: fp32}"],
+            "checkpoint.export_dtype: 'fp32' has no effect while checkpoint.export is false",
+        ),
+        (
+            ["eval={sets: {a: a.jsonl}, every: 11}"],
+            "eval.every: 11 is more than train.steps (10): the policy is evaluated only at the start and the end",
+        ),
+        (
+            ["eval={sets: {a: a.jsonl}, every: 11, at_start: false}"],
+            "eval.every: 11 is more than train.steps (10): the policy is evaluated only at the end",
+        ),
+        (
+            ["checkpoint.every=11"],
+            "checkpoint.every: 11 is more than train.steps (10): the run is saved only at its end",
         ),
         (
             ["algorithm={policy_loss: gspo, clip_low: 3e-4, clip_high: 4e-4, aggregation: token_mean}"],
@@ -83,7 +120,7 @@ SAMPLING = "rollout.dynamic_sampling.enabled=true"
     ],
 )
 def test_a_setting_that_does_nothing_is_warned_of(make_config: MakeConfig, overrides: list[str], expected: str) -> None:
-    assert algorithm_warnings(load(make_config(), overrides)) == [expected]
+    assert warnings(load(make_config(), overrides), world_size=None, card=None) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +130,9 @@ def test_a_setting_that_does_nothing_is_warned_of(make_config: MakeConfig, overr
         [DAPO, SAMPLING, "rollout.dynamic_sampling.by=exact_answer"],
         ["algorithm={advantage: gae, lam: 0.9, value_clip: null}", "critic.optimizer.lr=1e-5"],
         ["algorithm={advantage: reinforce_pp, gamma: 0.9, kl: {where: reward, estimator: k1}}"],
+        ["eval={sets: {a: a.jsonl}, every: 10, samples: 2, temperature: 0.6, top_p: 0.9}", "checkpoint.every=10"],
+        ["actor.optimizer={schedule: cosine, min_lr: 1e-7}", "reward={on_error: score, error_score: -1}"],
+        ["checkpoint.export_dtype=fp32", "algorithm={advantage: gpg, policy_loss: reinforce}"],
         # Functions of the user's own may read any of these.
         ["algorithm={advantage: 'a:f', policy_loss: 'a:g', gamma: 0.9, normalize_std: false, dual_clip: 3}"],
     ],
@@ -101,10 +141,12 @@ def test_settings_that_are_read_are_not_warned_of(
     make_config: MakeConfig, tmp_path: Path, overrides: list[str]
 ) -> None:
     cfg = load(make_config(), overrides)
-    assert (algorithm_problems(cfg), algorithm_warnings(cfg)) == ([], [])
+    assert (algorithm_problems(cfg), warnings(cfg, world_size=None, card=None)) == ([], [])
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(dump(cfg))
-    assert algorithm_warnings(load(resolved)) == [], "a resolved config names every key and must not warn either"
+    assert warnings(load(resolved), world_size=None, card=None) == [], (
+        "a resolved config names every key and must not warn either"
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,6 +184,21 @@ def test_parts_of_a_reward_of_the_users_own_are_not_known_before_it_judges(make_
         ("algorithm.advantage=ppo", "'ppo' is not known; PPO's is 'gae'"),
         ("algorithm.advantage=gspo", "'gspo' is an algorithm.policy_loss; its advantage is 'grpo'"),
         ("algorithm.policy_loss=grpo", "'grpo' is an algorithm.advantage; its loss is 'ppo_clip'"),
+        ("algorithm.advantage=drgrpo", "Dr. GRPO's is 'grpo' with normalize_std: false"),
+        ("algorithm.advantage=dr.grpo", "Dr. GRPO's is 'grpo' with normalize_std: false"),
+        ("algorithm.advantage=Dr-GRPO", "Dr. GRPO's is 'grpo' with normalize_std: false"),
+        ("algorithm.advantage=group_norm", "OpenRLHF's 'group_norm' is 'grpo'"),
+        ("algorithm.advantage=GRPO", "'GRPO' is not known; did you mean 'grpo'?"),
+        ("algorithm.advantage=REINFORCE++", "did you mean 'reinforce_pp'?"),
+        ("algorithm.policy_loss=reinforce_pp", "'reinforce_pp' is an algorithm.advantage; its loss is 'ppo_clip'"),
+        ("algorithm.policy_loss=reinforce++", "'reinforce_pp' is an algorithm.advantage; its loss is 'ppo_clip'"),
+        (
+            "algorithm.policy_loss=reinforce_plus_plus",
+            "'reinforce_pp' is an algorithm.advantage; its loss is 'ppo_clip'",
+        ),
+        ("algorithm.policy_loss=vanilla", "verl's 'vanilla' is 'ppo_clip'"),
+        ("algorithm.policy_loss=PPO-Clip", "did you mean 'ppo_clip'?"),
+        ("algorithm.policy_loss=zzz", "use cispo, gspo, ppo_clip or reinforce, or 'package.module:function'"),
         ("algorithm.policy_loss=dapo", "what makes it DAPO is in yaml_configs/quickstart_dapo.yaml"),
     ],
 )
