@@ -6,22 +6,26 @@ import torch, though the user's own functions may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlmegatron.algorithms.table import TABLE
+from rlmegatron.algorithms.table import FORMS, TABLE, Piece
 from rlmegatron.algorithms.table import resolve as resolve_piece
 from rlmegatron.config.algorithm_rules import whitened_beside_greedy
 from rlmegatron.config.layout import smallest_world
 from rlmegatron.config.load import ConfigError, load
 from rlmegatron.config.model_card import ModelCard
 from rlmegatron.config.own_module import import_own_module
-from rlmegatron.config.paths import path_problems
+from rlmegatron.config.paths import path_problems, usable_data_files
 from rlmegatron.config.report import check_report
 from rlmegatron.config.rules import is_own_function, problems, warnings
 from rlmegatron.config.schema import RunConfig
+from rlmegatron.config.wording import as_typed
+from rlmegatron.data.first_rows import first_rows
+from rlmegatron.metrics.optional import missing_packages
 from rlmegatron.models.card import read_model_card
 from rlmegatron.models.table import read_architecture
+from rlmegatron.rewards.columns import column_problems
 from rlmegatron.rewards.table import resolve as resolve_reward
 from rlmegatron.weight_sync.engine_limits import refuse_what_engines_cannot_serve
 
@@ -36,6 +40,8 @@ class Checked:
     world_size: int
     world_size_from: str
     ranks_per_node: int | None
+    own_inputs: Mapping[str, Collection[str]]
+    """What the user's own functions take, by the key of `algorithm` that names one."""
     warnings: list[str]
 
     def report(self) -> str:
@@ -47,6 +53,7 @@ class Checked:
             ranks_per_node=self.ranks_per_node,
             card=self.card,
             critic_card=self.critic_card,
+            own_inputs=self.own_inputs,
             warnings=self.warnings,
         )
 
@@ -82,34 +89,49 @@ def examine(
         found += _refusal(lambda: refuse_what_engines_cannot_serve(read_architecture(cfg.model.path)))
     found += path_problems(cfg)
     found += _refusal(lambda: resolve_reward(cfg.reward.name, cfg.reward.args))
-    found += _own_pieces(cfg)
+    found += _row_problems(cfg)
+    found += missing_packages(cfg.logging)
+    own = _own_pieces(cfg, found)
     if found or card is None:
         raise ConfigError(found)
     notes = [*warnings(cfg, world_size=size, card=card), *card.absent, *(critic_card.absent if critic_card else ())]
-    return Checked(cfg, card, critic_card, size, size_from, ranks_per_node, notes)
+    notes += _unread_settings(cfg, own)
+    own_inputs = {piece.kind: piece.inputs for piece in own}
+    return Checked(cfg, card, critic_card, size, size_from, ranks_per_node, own_inputs, notes)
 
 
-def _own_pieces(cfg: RunConfig) -> list[str]:
-    """What is wrong with the user's own functions that `algorithm` names; names of the table are not looked at."""
+def _row_problems(cfg: RunConfig) -> list[str]:
+    """What prompts and rewards miss in the first row of each data file."""
+    rows, found = first_rows(usable_data_files(cfg), prompt_key=cfg.data.prompt_key)
+    stops = cfg.reward.on_error == "stop"
+    return [*found, *column_problems(cfg.reward.name, cfg.reward.args, rows, stops_at_error=stops)]
+
+
+def _own_pieces(cfg: RunConfig, found: list[str]) -> list[Piece]:
+    """The user's own functions that `algorithm` names; what is wrong with them is added to `found`.
+
+    Imports them, which may load torch; names of the table are not looked at.
+    """
     chosen = cfg.algorithm.model_dump()
-    own = [(kind, str(chosen[kind])) for kind in TABLE if is_own_function(str(chosen[kind]))]
-    return [problem for kind, name in own for problem in _own_piece(cfg, kind, name)]
+    named = {kind: str(chosen[kind]) for kind in TABLE if is_own_function(str(chosen[kind]))}
+    pieces = [piece for kind, name in named.items() if (piece := _own_piece(kind, name, found))]
+    for piece in pieces:
+        if piece.kind == "advantage":
+            found += _own_advantage(cfg, piece.name, piece.inputs)
+    return pieces
 
 
-def _own_piece(cfg: RunConfig, kind: str, name: str) -> Iterator[str]:
-    """Imports it, which may load torch."""
+def _own_piece(kind: str, name: str, found: list[str]) -> Piece | None:
     try:
         import_own_module(name)
     except ValueError as error:
-        yield f"algorithm.{kind}: {error}"
-        return
+        found.append(f"algorithm.{kind}: {error}")
+        return None
     try:
-        piece = resolve_piece(kind, name)
+        return resolve_piece(kind, name)
     except ValueError as error:
-        yield f"algorithm.{error}"
-        return
-    if kind == "advantage":
-        yield from _own_advantage(cfg, name, piece.inputs)
+        found.append(f"algorithm.{error}")
+        return None
 
 
 def _own_advantage(cfg: RunConfig, name: str, inputs: Collection[str]) -> Iterator[str]:
@@ -121,6 +143,18 @@ def _own_advantage(cfg: RunConfig, name: str, inputs: Collection[str]) -> Iterat
         yield f"critic.enabled: true is given, but algorithm.advantage {name!r} does not take 'values'; remove it"
     if "greedy_rewards" in inputs:
         yield from whitened_beside_greedy(cfg)
+
+
+def _unread_settings(cfg: RunConfig, own: Sequence[Piece]) -> Iterator[str]:
+    """Settings that were changed for a function that does not take them; of names of the table, `rules` knows."""
+    given, usual = cfg.algorithm.model_dump(), type(cfg.algorithm)().model_dump()
+    for piece in own:
+        if piece.kind == "value_loss" and not cfg.trains_critic:
+            continue  # then none of its settings has an effect, whoever takes them
+        untaken = {key for form in FORMS[piece.kind] for key in form.offered} - piece.inputs
+        for key, value in given.items():
+            if key in untaken and value != usual[key]:
+                yield f"algorithm.{key}: {as_typed(value)} has no effect on {piece.kind} {piece.name!r}"
 
 
 def _smallest(cfg: RunConfig) -> int:

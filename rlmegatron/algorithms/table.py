@@ -54,6 +54,8 @@ class Form:
 COSTLY = frozenset({"values", "greedy_rewards"})
 """Inputs that a run makes only for who names them: a critic's values, and a further answer to every prompt."""
 NOTHING_NEAR = "."
+_SHORT = 4
+"""Longest name in which another letter makes another word, as in 'lam' and 'lag', rather than a slip."""
 PER_SAMPLE = "per_sample"
 PER_TOKEN = "per_token"
 
@@ -138,11 +140,31 @@ def _fit(kind: str, where: str, function: Callable[..., Any]) -> tuple[Form, fro
         raise ValueError(f"{where}: must take the parameters {forms}; it lacks {', '.join(missing)}")
     own = {p.name for p in parameters if p.default is not p.empty}
     for key in sorted(named - set(form.offered)):
-        near = _near(key, list(form.offered))
+        near = _mistyped(key, set(form.offered) - named) if key in own else _near(key, list(form.offered))
         if key not in own or near != NOTHING_NEAR:
             raise ValueError(f"{where}: takes {key!r}, which nobody passes{near} It may take {', '.join(form.offered)}")
     inputs = named & set(form.offered)
     return form, frozenset(inputs | set(form.offered) - COSTLY if open_ended else inputs)
+
+
+def _mistyped(key: str, untaken: set[str]) -> str:
+    """As `_near`, for a parameter with a default, which may be called anything but an input misspelt.
+
+    untaken: the inputs that the function does not name itself; beside 'weights', 'weight' is meant as it is.
+    """
+    meant = [name for name in sorted(untaken) if _is_one_slip_from(key, name)]
+    return f"; did you mean {meant[0]!r}?" if meant else NOTHING_NEAR
+
+
+def _is_one_slip_from(word: str, meant: str) -> bool:
+    """Whether one character is too few, too many or another, or two neighbours are swapped."""
+    shorter = min(len(word), len(meant))
+    same = next((at for at in range(shorter) if word[at] != meant[at]), shorter)
+    given, wanted = word[same:], meant[same:]
+    missing, added = given == wanted[1:], given[1:] == wanted
+    replaced = given[1:] == wanted[1:] and len(meant) > _SHORT
+    swapped = given[:2] == wanted[1::-1] and given[2:] == wanted[2:]
+    return missing or added or replaced or swapped
 
 
 def _near(word: str, known: list[str]) -> str:

@@ -1,28 +1,40 @@
 """Two parts of `--check`: how answers become gradients, and how the policy is evaluated; what is off is not mentioned.
 
-In: a config whose rules hold. Out: rows of a name and a text, for `report.py` to lay out. Must never import torch.
+In: a config whose rules hold, the model's experts, and what functions of the user's own take. Out: rows of a name and
+a text, for `report.py` to lay out. Must never import torch, nor guess what a function of the user's own does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from rlmegatron.config.advantage_traits import TRAITS
+from rlmegatron.config.model_card import ExpertSizes
 from rlmegatron.config.schema import RunConfig
+from rlmegatron.config.wording import as_typed
 
 Row = tuple[str, str]
+OwnInputs = Mapping[str, Collection[str]]
+"""Of each function of the user's own, by the key of `algorithm` that names it: the inputs that it takes."""
 _IMPORTANCE_OF = {"token": "each token", "sequence": "each answer", "geometric": "each answer (geometric mean)"}
 
 
-def credit_rows(cfg: RunConfig) -> list[Row]:
-    """From the reward to the loss: what an answer is compared with, what the loss adds up, and what counts nowhere."""
+def credit_rows(
+    cfg: RunConfig, *, experts: ExpertSizes | None = None, own_inputs: OwnInputs | None = None
+) -> list[Row]:
+    """From the reward to the loss: what an answer is compared with, what the loss adds up, and what counts nowhere.
+
+    experts: the model's, if it has any. own_inputs: without a function's, only its name is known.
+    """
+    own = own_inputs or {}
     rows = [
         ("reward", ", ".join(_reward(cfg))),
-        ("advantage", ", ".join(_advantage(cfg))),
-        ("loss", ", ".join(_loss(cfg))),
-        ("value loss", ", ".join(_value_loss(cfg))),
+        ("advantage", ", ".join(_advantage(cfg, own.get("advantage", ())))),
+        ("loss", ", ".join(_loss(cfg, own.get("policy_loss", ())))),
+        ("value loss", ", ".join(_value_loss(cfg, own.get("value_loss", ())))),
         ("KL", ", ".join(_divergence(cfg))),
         ("importance", ", ".join(_importance(cfg))),
+        ("routing", ", ".join(_routing(cfg, experts) if experts else ())),
     ]
     return [*(row for row in rows if row[1]), *_one_below_the_other("left out", _left_out(cfg))]
 
@@ -52,18 +64,14 @@ def _reward(cfg: RunConfig) -> Iterator[str]:
         yield "whitened over the step"
 
 
-def _advantage(cfg: RunConfig) -> Iterator[str]:
+def _advantage(cfg: RunConfig, own_inputs: Collection[str]) -> Iterator[str]:
     algorithm = cfg.algorithm
-    name, traits = algorithm.advantage, algorithm.traits
+    name = algorithm.advantage
     yield name
-    if traits.uses_group:
-        yield f"against the {cfg.rollout.samples_per_prompt} answers to the prompt"
-    elif traits.uses_greedy:
-        yield f"against the greedy answer to the prompt ({cfg.rollout.prompts_per_step} more a step)"
-    elif cfg.trains_critic:
-        yield "against the critic's values"
-    elif name in TRAITS:
-        yield "against no other answer"
+    if name in TRAITS:
+        yield f"against {_compared_with(cfg)}"
+    else:
+        yield from _given(cfg, own_inputs, *_costly(cfg, own_inputs))
     if name == "grpo" and algorithm.normalize_std:
         yield "over their standard deviation"
     if name in ("gae", "reinforce_pp") and algorithm.gamma != 1:
@@ -74,13 +82,45 @@ def _advantage(cfg: RunConfig) -> Iterator[str]:
         yield "whitened over the step"
 
 
-def _loss(cfg: RunConfig) -> Iterator[str]:
+def _compared_with(cfg: RunConfig) -> str:
+    traits = cfg.algorithm.traits
+    if traits.uses_group:
+        return f"the {cfg.rollout.samples_per_prompt} answers to the prompt"
+    if traits.uses_greedy:
+        return _greedy_answers(cfg)
+    return "the critic's values" if traits.uses_values else "no other answer"
+
+
+def _greedy_answers(cfg: RunConfig) -> str:
+    return f"the greedy answer to the prompt ({cfg.rollout.prompts_per_step} more a step)"
+
+
+def _costly(cfg: RunConfig, own_inputs: Collection[str]) -> Iterator[str]:
+    """Inputs of an advantage that are made for it alone."""
+    if "greedy_rewards" in own_inputs:
+        yield f"the reward of {_greedy_answers(cfg)}"
+    if "values" in own_inputs:
+        yield "the critic's values"
+
+
+def _given(cfg: RunConfig, own_inputs: Collection[str], *first: str) -> Iterator[str]:
+    """What a function of the user's own gets: `first`, and the settings of `algorithm` among its inputs."""
+    settings = cfg.algorithm.model_dump()
+    named = [f"{key} {as_typed(value)}" for key, value in settings.items() if key in own_inputs and value is not None]
+    *others, last = [*first, *named] or [""]
+    if last:
+        yield f"given {', '.join(others)} and {last}" if others else f"given {last}"
+
+
+def _loss(cfg: RunConfig, own_inputs: Collection[str]) -> Iterator[str]:
     algorithm = cfg.algorithm
     name = algorithm.policy_loss
     yield name
-    if name != "reinforce":
+    if ":" in name:
+        yield from _given(cfg, own_inputs)
+    elif name != "reinforce":
         yield f"ratio clipped to [1 - {algorithm.clip_low:g}, 1 + {algorithm.clip_high:g}]"
-    if algorithm.dual_clip is not None and (name == "ppo_clip" or ":" in name):
+    if algorithm.dual_clip is not None and name == "ppo_clip":
         yield f"to {algorithm.dual_clip:g} where the advantage is negative"
     constant = algorithm.aggregation_constant or cfg.rollout.max_new_tokens
     over = f" over {constant:g}" if algorithm.aggregation == "seq_mean_token_sum_norm" else ""
@@ -89,11 +129,13 @@ def _loss(cfg: RunConfig) -> Iterator[str]:
         yield f"entropy bonus x {algorithm.entropy_coef:g}"
 
 
-def _value_loss(cfg: RunConfig) -> Iterator[str]:
+def _value_loss(cfg: RunConfig, own_inputs: Collection[str]) -> Iterator[str]:
     if not cfg.trains_critic:
         return
     yield cfg.algorithm.value_loss
-    if cfg.algorithm.value_clip is not None:
+    if ":" in cfg.algorithm.value_loss:
+        yield from _given(cfg, own_inputs)
+    elif cfg.algorithm.value_clip is not None:
         yield f"values clipped to +- {cfg.algorithm.value_clip:g} of the old ones"
     if cfg.critic.normalize_returns:
         yield "returns normalized over the run"
@@ -114,6 +156,17 @@ def _importance(cfg: RunConfig) -> Iterator[str]:
         return
     yield f"probability ratio learner / engine of {_IMPORTANCE_OF[given.level]}"
     yield f"cut at {given.high:g}" if given.mode == "truncate" else f"only within [{given.low:g}, {given.high:g}]"
+
+
+def _routing(cfg: RunConfig, experts: ExpertSizes) -> Iterator[str]:
+    """What is off is named too: an engine and a learner that choose other experts are seen nowhere else."""
+    moe = cfg.moe
+    chooses = "on (tokens go to the experts that the engine chose)" if moe.router_replay else "off"
+    yield f"router replay {chooses}"
+    yield "sequence-wise balance loss " + (f"x {moe.aux_loss_coef:g}" if moe.aux_loss_coef else "off")
+    if experts.has_bias:
+        rate = moe.bias_update_rate
+        yield "routing bias " + (f"moved by {rate:g} after each update" if rate else "frozen")
 
 
 def _left_out(cfg: RunConfig) -> Iterator[str]:

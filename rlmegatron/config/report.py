@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlmegatron.config.credit_report import credit_rows, evaluation_rows
+from rlmegatron.config.credit_report import OwnInputs, credit_rows, evaluation_rows
 from rlmegatron.config.estimate import memory_of, rank_parameters
 from rlmegatron.config.layout import Layout, layout_of
 from rlmegatron.config.model_card import ExpertSizes, ModelCard
@@ -25,19 +25,20 @@ def check_report(
     ranks_per_node: int | None = None,
     card: ModelCard,
     critic_card: ModelCard | None = None,
+    own_inputs: OwnInputs | None = None,
     warnings: Sequence[str] = (),
 ) -> str:
     """The whole report.
 
     world_size_from: where the number of ranks came from, as 'from --ranks'. ranks_per_node: None where all are on one
-    node.
+    node. own_inputs: what functions of the user's own take.
     """
     layout = layout_of(cfg, world_size=world_size, ranks_per_node=ranks_per_node)
     evaluation = evaluation_rows(cfg)
     blocks = [
         _heading(cfg, card, layout, world_size_from=world_size_from),
         _models(cfg),
-        ["credit", *_table(credit_rows(cfg))],
+        ["credit", *_table(credit_rows(cfg, experts=card.experts, own_inputs=own_inputs))],
         _ranks(layout, card) if world_size <= _MOST_RANKS_LISTED else _stages(layout, card),
         _groups(layout, card),
         _batch(cfg, layout),

@@ -19,6 +19,10 @@ def greedy(rewards, greedy_rewards): ...
 def critics(token_rewards, mask, cu_seqlens, values): ...
 def loss(logp, advantages, weights): ...
 def trl_loss(logprobs, old_logprobs, advantages): ...
+def clipped(logp, old_logp, advantages, weights, clip_low, clip_high): ...
+def everything(**inputs): ...
+def value_loss(values, returns, weights, clip=0.1): ...
+def clipped_value_loss(values, returns, weights, value_clip): ...
 """
 
 
@@ -103,3 +107,93 @@ def test_a_function_that_cannot_be_used_is_one_problem_of_the_check(
     with pytest.raises(ConfigError) as caught:
         examine(str(make_config()), overrides, world_size=None)
     assert caught.value.problems == (expected,)
+
+
+CRITIC = ("algorithm.advantage=own_algorithm:critics", "critic.enabled=true")
+
+
+def reported(path: Path, *overrides: str) -> list[str]:
+    return [line.strip() for line in examine(str(path), overrides, world_size=None).report().splitlines()]
+
+
+def warned(path: Path, *overrides: str) -> list[str]:
+    return examine(str(path), overrides, world_size=None).warnings
+
+
+@pytest.mark.usefixtures("own_modules")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["algorithm.policy_loss=own_algorithm:loss"], ["loss       own_algorithm:loss, token_mean"]),
+        (
+            ["algorithm.policy_loss=own_algorithm:clipped", "algorithm.clip_high=0.28"],
+            ["loss       own_algorithm:clipped, given clip_low 0.2 and clip_high 0.28, token_mean"],
+        ),
+        (
+            ["algorithm.advantage=own_algorithm:greedy"],
+            [
+                "advantage  own_algorithm:greedy, given the reward of the greedy answer to the prompt (16 more a step)",
+            ],
+        ),
+        (
+            [*CRITIC, "algorithm.value_loss=own_algorithm:value_loss"],
+            [
+                "advantage   own_algorithm:critics, given the critic's values",
+                "value loss  own_algorithm:value_loss",
+            ],
+        ),
+        (
+            [*CRITIC, "algorithm.value_loss=own_algorithm:clipped_value_loss"],
+            ["value loss  own_algorithm:clipped_value_loss, given value_clip 0.2"],
+        ),
+    ],
+)
+def test_the_report_says_what_a_function_takes_and_nothing_that_it_does_not(
+    make_config: MakeConfig, overrides: list[str], expected: list[str]
+) -> None:
+    lines = reported(make_config(), *overrides)
+    assert [line for line in expected if line not in lines] == []
+
+
+@pytest.mark.usefixtures("own_modules")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["algorithm={policy_loss: 'own_algorithm:loss', clip_low: 0.1, clip_high: 0.28, dual_clip: 3}"],
+            [
+                "algorithm.clip_low: 0.1 has no effect on policy_loss 'own_algorithm:loss'",
+                "algorithm.clip_high: 0.28 has no effect on policy_loss 'own_algorithm:loss'",
+                "algorithm.dual_clip: 3 has no effect on policy_loss 'own_algorithm:loss'",
+            ],
+        ),
+        (
+            ["algorithm={advantage: 'own_algorithm:advantage', gamma: 0.9, lam: 0.5, normalize_std: false}"],
+            [
+                "algorithm.normalize_std: false has no effect on advantage 'own_algorithm:advantage'",
+                "algorithm.gamma: 0.9 has no effect on advantage 'own_algorithm:advantage'",
+                "algorithm.lam: 0.5 has no effect on advantage 'own_algorithm:advantage'",
+            ],
+        ),
+        (
+            [*CRITIC, "algorithm.value_loss=own_algorithm:value_loss", "algorithm.value_clip=null"],
+            ["algorithm.value_clip: null has no effect on value_loss 'own_algorithm:value_loss'"],
+        ),
+        # What a function names, or gets by **kwargs, is taken; defaults are nobody's wish.
+        (["algorithm={policy_loss: 'own_algorithm:clipped', clip_low: 0.1}"], []),
+        (["algorithm={policy_loss: 'own_algorithm:everything', clip_high: 0.28, dual_clip: 3}"], []),
+        (["algorithm.policy_loss=own_algorithm:loss"], []),
+    ],
+)
+def test_a_changed_setting_that_a_function_does_not_take_is_warned_of(
+    make_config: MakeConfig, overrides: list[str], expected: list[str]
+) -> None:
+    assert [line for line in warned(make_config(), *overrides) if "no effect" in line] == expected
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_setting_of_a_critic_that_is_not_there_is_warned_of_once(make_config: MakeConfig) -> None:
+    lines = warned(make_config(), "algorithm={value_loss: 'own_algorithm:value_loss', value_clip: null}")
+    assert [line for line in lines if "value_clip" in line] == [
+        "algorithm.value_clip: null has no effect without a critic"
+    ]

@@ -84,6 +84,46 @@ def test_a_users_function_may_have_parameters_of_its_own_with_a_default(user_mod
     assert piece(rewards=torch.ones(1), group_ids=torch.zeros(1)).item() == 1.5
 
 
+@pytest.mark.parametrize(
+    ("kind", "taken", "own"),
+    [
+        ("policy_loss", "logp, advantages, weights", ["clip", "weight", "clip_ratio_c", "advantage_floor", "eps"]),
+        ("policy_loss", "logp, advantages, weights, dual_clip, **rest", ["dual_clip2", "clip_lower", "task"]),
+        ("advantage", "rewards", ["reward", "reward_scale", "normalize", "min_length", "greedy_weight"]),
+        ("advantage", "token_rewards, mask, cu_seqlens, gamma", ["gamma2", "lag", "lim", "value_scale"]),
+        ("value_loss", "values, returns, weights", ["value", "value_scale", "clip", "clip_range"]),
+    ],
+)
+def test_a_parameter_with_a_default_may_resemble_an_input(user_module, kind, taken, own):
+    *inputs, last = taken.split(", ")
+    first, rest = (inputs, f", {last}") if last.startswith("**") else ([*inputs, last], "")
+    parameters = ", ".join([*first, *(f"{name}=0.5" for name in own)])
+    name = user_module(f"def f({parameters}{rest}): ...\n")
+    assert not resolve(kind, f"{name}:f").inputs & set(own)
+
+
+def slips_of(word):
+    """A character dropped, doubled, replaced (but for short names), or swapped with the next; but for the same word."""
+    places = range(len(word))
+    dropped = {word[:at] + word[at + 1 :] for at in places}
+    doubled = {word[: at + 1] + word[at:] for at in places}
+    replaced = {word[:at] + "q" + word[at + 1 :] for at in places if len(word) > 4}
+    swapped = {word[:at] + word[at + 1 : at + 2] + word[at] + word[at + 2 :] for at in places}
+    return (dropped | doubled | replaced | swapped) - {word}
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "meant"), [(kind, form, name) for kind in FORMS for form in FORMS[kind] for name in form.optional]
+)
+def test_a_slip_in_the_name_of_an_input_is_refused_even_with_a_default(user_module, kind, form, meant):
+    slips = {f"f{number}": slip for number, slip in enumerate(sorted(slips_of(meant)))}
+    taken = ", ".join(form.required)
+    name = user_module("".join(f"def {function}({taken}, {slip}=None): ...\n" for function, slip in slips.items()))
+    for function, slip in slips.items():
+        with pytest.raises(ValueError, match=f"takes '{slip}', which nobody passes; did you mean '{meant}'"):
+            resolve(kind, f"{name}:{function}")
+
+
 def test_a_users_advantage_that_needs_values_is_told_from_one_that_does_not(user_module):
     name = user_module(
         "def per_token(token_rewards, values, mask, cu_seqlens): ...\ndef per_sample(rewards, group_ids): ...\n"
@@ -97,6 +137,8 @@ def test_a_users_advantage_that_needs_values_is_told_from_one_that_does_not(user
     [
         ("def f(logp, advantages): ...", "it lacks weights"),
         ("def f(logp, advantages, weights, clip_hgh=1): ...", "takes 'clip_hgh'.*did you mean 'clip_high'"),
+        ("def f(logp, advantages, weights, clip): ...", "takes 'clip', which nobody passes; did you mean 'clip_low'"),
+        ("def f(advantage=None, **inputs): ...", "takes 'advantage', which nobody passes; did you mean 'advantages'"),
         ("def f(logp, /, advantages, weights): ...", "positional-only"),
         ("def g(logp, advantages, weights): ...", "has no function 'f'"),
         ("f = 3", "has no function 'f'"),

@@ -160,6 +160,13 @@ def test_engines_are_named_with_what_cuts_them(make_config: MakeConfig, make_mod
         assert f"  engine     bf16, SGLang, {named}" in lines
 
 
+def test_routing_is_shown_of_a_model_with_experts_only(make_config: MakeConfig, make_model: Any) -> None:
+    assert not any(line.startswith("  routing") for line in report(make_config(), world_size=1))
+    make_model("experts", **MOE)
+    lines = report(make_config({"model.path": str(make_config().parent / "experts")}), world_size=1)
+    assert "  routing    router replay off, sequence-wise balance loss off" in lines
+
+
 def test_stages_of_different_sizes_are_listed_with_their_layers_and_memory(
     make_config: MakeConfig, make_model: Any
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from rlmegatron.config.credit_report import credit_rows, evaluation_rows
 from rlmegatron.config.load import load
+from rlmegatron.config.model_card import ExpertSizes
 from rlmegatron.config.report import check_report
 from rlmegatron.models.card import read_model_card
 
@@ -107,6 +108,48 @@ def test_a_correction_for_the_engine_is_shown_with_its_bounds(
 def test_pieces_of_the_users_own_are_named_without_guesses(make_config: MakeConfig) -> None:
     rows = credit_rows(load(make_config(), ["algorithm.advantage=mine:credit", "reward.name=mine:judge"]))
     assert rows[:2] == [("reward", "mine:judge"), ("advantage", "mine:credit")]
+
+
+def test_pieces_of_the_users_own_are_shown_with_what_they_take(make_config: MakeConfig) -> None:
+    overrides = ["algorithm={advantage: 'mine:credit', policy_loss: 'mine:loss', dual_clip: 3}"]
+    own = {
+        "advantage": {"rewards", "group_ids", "greedy_rewards", "normalize_std"},
+        "policy_loss": {"logp", "advantages", "weights", "clip_low", "clip_high", "dual_clip"},
+    }
+    assert credit_rows(load(make_config(), overrides), own_inputs=own) == [
+        REWARD,
+        (
+            "advantage",
+            "mine:credit, given the reward of the greedy answer to the prompt (16 more a step) and normalize_std true",
+        ),
+        ("loss", "mine:loss, given clip_low 0.2, clip_high 0.2 and dual_clip 3, token_mean"),
+    ]
+    unclipped = credit_rows(load(make_config(), overrides[0:1]), own_inputs={"policy_loss": {"logp"}})
+    assert unclipped[2] == ("loss", "mine:loss, token_mean")
+
+
+@pytest.mark.parametrize(
+    ("moe", "has_bias", "text"),
+    [
+        ("{}", False, "router replay off, sequence-wise balance loss off"),
+        (
+            "{router_replay: true, aux_loss_coef: 1e-4}",
+            False,
+            "router replay on (tokens go to the experts that the engine chose), sequence-wise balance loss x 0.0001",
+        ),
+        ("{}", True, "router replay off, sequence-wise balance loss off, routing bias frozen"),
+        (
+            "{bias_update_rate: 1e-3}",
+            True,
+            "router replay off, sequence-wise balance loss off, routing bias moved by 0.001 after each update",
+        ),
+    ],
+)
+def test_a_model_with_experts_shows_how_they_are_chosen_and_balanced(
+    make_config: MakeConfig, moe: str, has_bias: bool, text: str
+) -> None:
+    experts = ExpertSizes(num=8, top_k=2, ffn=64, shared_ffn=0, layers=(0,), has_bias=has_bias)
+    assert credit_rows(load(make_config(), [f"moe={moe}"]), experts=experts) == [*GRPO, ("routing", text)]
 
 
 def test_an_evaluation_shows_its_sets_times_and_answers(make_config: MakeConfig) -> None:
