@@ -1,4 +1,4 @@
-r"""Reading numbers from text: the last one in prose, or the one that a text is as a whole.
+r"""Reading numbers from text: the last one of prose, or the one that a text is as a whole.
 
 In: text. Out: a `Number`, or None. Must never import anything of ours; numbers are exact fractions of bounded size, so
 that `1e999999999` and `10^10^10` cost nothing.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
@@ -42,6 +43,7 @@ _NUMBER = re.compile(
 )
 _SPELLINGS = {
     "\u2212": "-",  # minus sign
+    "\u2013": "-",  # en dash: before a digit a minus, as in prose a dash
     "\uff0d": "-",  # full-width hyphen-minus
     "\u2044": "/",  # fraction slash
     "\uff0c": ",",  # full-width comma
@@ -49,41 +51,86 @@ _SPELLINGS = {
     "\\dfrac": "\\frac",
     "\\tfrac": "\\frac",
     "{,}": ",",
-    "\\,": "",
+    "\\,": " ",
     "\\!": "",
     "\\%": "%",
     "\\$": "$",
 }
 
-_EXPONENT = r"\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|[+-]?\d+)"
-_WITHOUT_MEANING = [
-    (re.compile(pattern, re.ASCII), replacement)
-    for pattern, replacement in (
-        (rf"\\(?:text\w*|mbox)\s*\{{[^{{}}\d]*\}}(?:{_EXPONENT})?(?:\s*(?:/|\\cdot)\s*(?=\\text))?", " "),  # a unit
-        (r"\\frac\s*\{\s*\}\s*\{\s*\}", " "),  # what is left of a fraction of units
-        (r"\\(?:text\w*|mbox|math\w+|boldsymbol)\s*\{([^{}]*)\}", r" \1"),
-        (r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|°)\s*[CFK]?(?![A-Za-z])", " "),
-        (r"\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[;:() \[\]]|\*\*", " "),
-        (r"</?\w+>|<\|\w*\|>", " "),
-        (rf"(?<=[A-Za-z])(?:{_EXPONENT}|[²³])", " "),  # cm^2; in x^2 + 1 the x and the plus refuse the text
-        (r"(?<=[A-Za-z])\s*[/-]\s*(?=[A-Za-z])", " "),  # km/h
-        (r"\(([A-Za-z ]{3,})\)", r" \1 "),
-        (r"^\s*\(([^(),]*)\)[\s.]*$", r"\1"),
-        (r"^\s*([+-])\s+", r"\1"),
-    )
-]
+_GROUP_BLANK = re.compile(r"(?<=\d)(?:\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))", re.ASCII)
+"""The blank of 70\\,000; an ordinary one is not read as such, it stands in lists as well."""
+_EXPONENT_BRACES = re.compile(r"\^\s*\{\s*([+-]?\d+|\\circ|th|st|nd|rd)\s*\}(?!\w)", re.ASCII)
+_TEXT = re.compile(r"\\(?:text\w*|math\w+|[mhf]box|boxed|emph|underline|operatorname|boldsymbol)\s*\{([^{}]*)\}(\w?)")
+
+
+def _substitutions(*rows: tuple[str, str]) -> list[tuple[re.Pattern[str], str]]:
+    return [(re.compile(pattern), replacement) for pattern, replacement in rows]
+
+
+_LAYOUT = _substitutions(
+    (r"\\(?:left|right|displaystyle|q?quad|rm|bf|therefore|n)(?![A-Za-z])", " "),
+    (r"\\[;:() \[\]\\]", " "),
+    (r"</?\w+>|<\|\w*\|>", " "),
+    (r"[\s~\u200b-\u200f\u2060\ufeff]+", " "),
+)
+_HARMLESS = _substitutions(
+    (r"\\pounds ?|[€£¥₹]", "$"),  # as a part of the number, so that -£5 is negative
+    (r"(^ ?|[:(] ?)([+-]) ", r"\1\2"),  # - 7
+    (r" -+(?= )", " "),  # a dash that stands apart
+    (r"(?<=\d) ?-", " "),  # 18-year-old
+    (r"\*([^*]*)\*", r" \1 "),
+    (r"^ ?\([A-E]\)", " "),  # the label of a choice
+    (r"(?<!\w)[A-Za-z](?:\.[A-Za-z])+(?!\w)", " "),  # p.m., U.S.
+    (r"\\frac ?\{([A-Za-z ]+)\} ?\{([A-Za-z ]+)\}", r" \1/\2"),  # a fraction of units
+    (r" ?\^ ?(?=(?:th|st|nd|rd)(?!\w))", ""),
+    (r" ?\^ ?\\circ|\\degree", " "),
+    (r"(?<=[A-Za-z]) ?(?:\^ ?-?\d|[²³])", " "),  # cm^2; in x^2 + 1 the x and the plus refuse the text
+    (r"(?:\\cdot|[·*]) ?(?=[A-Za-z])", " "),  # N \cdot m
+    (r" ?/(?= ?[A-Za-z])", " "),  # km/h, $5/day
+    (r"(?<=[\d}]) ?per ?cent(?![A-Za-z])", "%"),
+)
+_CHANGED = re.compile(
+    r"""\((?=[^()]*\d)[^()]*,   # a tuple, or an interval
+      | \w\((?=[^()]*\d)        # a function of the number
+      | [\d})%][ ]?!            # a factorial
+      | \.\d+[ ]?(?:\.\.|…)      # decimals that go on
+    """,
+    re.VERBOSE,
+)
 _EQUALS = re.compile(r"=|≈|\\approx(?![A-Za-z])")
-_ARITHMETIC = re.compile(r"(?:[\d\s.+*/()$%×÷·=-]|,(?=\d{3})|\\(?:times|cdot|div)(?![A-Za-z]))*", re.ASCII)
-_NAME = re.compile(r"(?:[^\d=,;<>+*/^|_()-]|_\w|_\{\w+\}|\([^()=]*\))*", re.ASCII)
-"""Left of an equals sign: what was worked out, or what the number is called, as x_1, f(3) or \\text{total}."""
-_WORD = re.compile(r"[^\W\d_]+")
-_PUNCTUATION = frozenset(" \t\r\n$€£¥:~.,;\"'’?{}")
-_UNITS = "m g s h l L cm mm km kg mg lb oz ft in mi yd hr ml mL sq"
-_ENGLISH = "th st nd rd a an am as at be by is it of on or pm so to us"
-_SHORT_WORDS = frozenset((*_UNITS.split(), *_ENGLISH.split()))
-"""Other words of one or two letters are variables."""
-_FUNCTIONS = "pi sqrt log sin cos tan exp mod inf infinity factorial root minus negative plus abc xyz"
-_MATHEMATICS = frozenset(_FUNCTIONS.split())
+_DERIVATION = re.compile(
+    r"""(?:
+        [\d .+*/(){}$%×÷·^!-] | ,(?=\d{3}) | (?:(?<=\d)|(?<=\d[ ]))x(?=[ ]?\d)
+      | \\(?:times|cdot|div|frac|sqrt|d?binom)
+      | (?<![\w^])(?:[^\W\d_]{2,}|[aAI](?=[ ][A-Za-z]{2}))(?![\w^(]) | (?<=[A-Za-z])[,:]
+    )*""",
+    re.VERBOSE,
+)
+"""How the number was found: arithmetic, with words but without variables."""
+_NAME = re.compile(r"(?:[^\d=,;<>+*/^|_()!-]|(?<=[A-Za-z]{2}),|_\w|_\{\w+\}|\([^()=]*\))*", re.ASCII)
+"""What the number is called, as x_1, f(3) or total cost."""
+
+_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+_PUNCTUATION = frozenset(" .,:;!?\"'`{}()—…。：\ufe0f")
+_HARMLESS_CATEGORIES = frozenset(("Sc", "So", "Pi", "Pf"))  # currencies, pictograms, quotation marks
+_MATHEMATICS = "pi root sqrt log ln sin cos tan exp mod modulo base factorial infinity infinite inf minus plus"
+_MULTIPLES = "hundred hundreds thousand thousands million millions billion billions trillion mln bn dozen dozens"
+_PARTS = "half halves thirds fourths fifths eighths tenths hundredths thousandths"
+_PRODUCTS = "xy yz xz xyz ab abc"
+_CHANGING = frozenset(f"{_MATHEMATICS} {_MULTIPLES} {_PARTS} {_PRODUCTS}".split())
+_CHANGING_NEXT = frozenset(["negative", "not", "except", "than", "times", "twice", "double", "triple"])
+_CHANGING_LAST = frozenset(["squared", "cubed", "choose"])
+"""Words that change the value of a number: one anywhere beside it, the one right before it, the one right behind."""
+_CHANGING_SIGNS = re.compile("[π万亿萬億负負]")
+_ARTICLES = frozenset("aAI")
+_UNIT_LETTERS = frozenset("mgshlLVWJNACFKΩ")
+_ORDINALS = "th st nd rd am pm"
+_LENGTHS = "mm cm dm km nm um in ft yd yds mi ha cc ml dl cl gal qt pt oz lb lbs mg kg tsp px"
+_TIMES = "ms sec min hr hrs yr yrs mph kph"
+_ELECTRIC = "kw mw kwh gb mb tb kb hz khz mhz ghz kj ev pa kpa db mol usd eur"
+_GLUED = frozenset(f"{_ORDINALS} {_LENGTHS} {_TIMES} {_ELECTRIC}".split())
+_LONG_WORD = 4
+"""Letters of a word that is one even without a blank before it: 18dollars."""
 _PROSE_WORDS = 4
 _SHORT_TEXT = 40
 
@@ -98,62 +145,127 @@ class Number:
 
 def last_number(text: str) -> Number | None:
     """The last number in `text` that is not an exponent or an index; None if there is none, or it is out of bounds."""
-    last_digit = max(text.rfind(digit) for digit in string.digits)
-    if last_digit < 0:
+    match = _last_match(_spelt_plainly(_around_the_last_digit(text)))
+    return _parse(match) if match else None
+
+
+def sentence_number(text: str) -> Number | None:
+    r"""As `last_number`, but None if the word next to the number changes its value: `negative 5`, `2 million`."""
+    match = _last_match(_laid_out(_around_the_last_digit(text)))
+    if match is None:
         return None
-    text = _spelt_plainly(text[max(0, last_digit - _BEFORE) : last_digit + _AFTER])
-    matches = (one for one in _NUMBER.finditer(text) if not text.endswith(("^", "^{", "_", "_{"), 0, one.start()))
-    last = deque(matches, maxlen=1)
-    return _parse(last[0]) if last else None
+    before, behind = _words_beside(match)
+    beside = [word.lower() for word in (*before[-1:], *behind[:1])]
+    return None if _changes_value(before, behind, anywhere=beside) else _parse(match)
 
 
 def only_number(text: str) -> Number | None:
     r"""The number that `text` is; None if it is none, or holds more: an expression, a list, a range, another base.
 
-    Beside the number may stand what it counts and what it is called or was worked out from: `$5`, `6 \text{ cm}^2`,
-    `90^\circ`, `about 5 apples`, `x = 8`, `48 + 24 = 72`.
+    Left of an equals sign may stand what it is called or how it was found, beside it any words, units, currencies and
+    punctuation but for those that change its value: `$5`, `6 \text{ cm}^2`, `90^\circ`, `It takes 5 days`, `x = 8`,
+    `Total: 48 + 24 = 72`, not `2 million`, `negative 5`, `5 squared`, `5x`, `5!`.
 
     >>> only_number("3^{4}"), only_number("3_4"), only_number(r"2\sqrt{3}")
     (Number(value=Fraction(81, 1), is_percentage=False), None, None)
     """
     if len(text) > MAX_CHARACTERS:
         return None
-    text = _spelt_plainly(text)
-    *left, text = _EQUALS.split(text)
-    named = "=".join(left)
-    if not (_ARITHMETIC.fullmatch(named) or _NAME.fullmatch(named)):
+    *left, text = _EQUALS.split(_laid_out(text))
+    if not all(_NAME.fullmatch(side) or _DERIVATION.fullmatch(side) for side in left):
         return None
-    for pattern, replacement in _WITHOUT_MEANING:
+    for pattern, replacement in _HARMLESS:
         text = pattern.sub(replacement, text)
     matches = list(_NUMBER.finditer(text))
-    if len(matches) != 1 or not _is_wording(text[: matches[0].start()]) or not _is_wording(text[matches[0].end() :]):
+    if len(matches) != 1 or _CHANGED.search(text) or not _is_alone(matches[0]):
         return None
     return _parse(matches[0])
 
 
 def is_prose(text: str) -> bool:
     """Whether `text` is sentences around numbers, such as a worked solution, rather than an answer alone."""
+    return len(text.strip()) > _SHORT_TEXT and has_words(text)
+
+
+def has_words(text: str) -> bool:
+    """Whether `text` is worded as a sentence is, however short."""
     words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\\(?:begin|end)\s*\{\w*\}|\\[A-Za-z]+", " ", text))
-    return len(text.strip()) > _SHORT_TEXT and len(words) >= _PROSE_WORDS
+    return len(words) >= _PROSE_WORDS
+
+
+def _around_the_last_digit(text: str) -> str:
+    last_digit = max(text.rfind(digit) for digit in string.digits)
+    return text[max(0, last_digit - _BEFORE) : last_digit + _AFTER] if last_digit >= 0 else ""
+
+
+def _last_match(text: str) -> re.Match[str] | None:
+    matches = (one for one in _NUMBER.finditer(text) if not text.endswith(("^", "^{", "_", "_{"), 0, one.start()))
+    last = deque(matches, maxlen=1)
+    return last[0] if last else None
 
 
 def _spelt_plainly(text: str) -> str:
+    text = _GROUP_BLANK.sub("", text)
     for spelling, plain in _SPELLINGS.items():
         text = text.replace(spelling, plain)
     return text
 
 
-def _is_wording(text: str) -> bool:
-    """Whether `text` beside a number leaves it what it is: words, units, currencies and punctuation."""
-    return _PUNCTUATION.issuperset(_WORD.sub("", text)) and all(map(_is_ordinary, _WORD.findall(text)))
+def _laid_out(text: str) -> str:
+    r"""`text` on one line, spelt plainly, with the words of \text{} and without commands of layout."""
+    text = _EXPONENT_BRACES.sub(r"^\1", _spelt_plainly(text))
+    while (unwrapped := _TEXT.sub(r" \1 \2", text)) != text:
+        text = unwrapped
+    for pattern, replacement in _LAYOUT:
+        text = pattern.sub(replacement, text)
+    return text
 
 
-def _is_ordinary(word: str) -> bool:
-    if not word.isalpha() or any("\u0370" <= letter <= "\u03ff" for letter in word):  # superscripts; Greek
+def _words_beside(match: re.Match[str]) -> tuple[list[str], list[str]]:
+    return _WORD.findall(match.string[: match.start()]), _WORD.findall(match.string[match.end() :])
+
+
+def _is_alone(match: re.Match[str]) -> bool:
+    """Whether what stands beside a number leaves it what it is."""
+    front, rear = match.string[: match.start()], match.string[match.end() :]
+    before, behind = _words_beside(match)
+    if front[-1:].isalpha() or front.endswith((".", ",")) or (rear[:1].isalpha() and not _may_be_glued(behind[0])):
         return False
-    if word.isascii() and len(word) <= 2:
-        return word in _SHORT_WORDS
-    return word.lower() not in _MATHEMATICS
+    variables = [word for word in before if _is_letter(word) and word not in _ARTICLES]
+    variables += [word for word in behind[:-1] if _is_letter(word) and word not in _ARTICLES | _UNIT_LETTERS]
+    variables += [word for word in behind[-1:] if _is_letter(word) and word not in _UNIT_LETTERS]  # 5 days a week; 12 a
+    if variables or _changes_value(before, behind, anywhere=[*before, *behind]):
+        return False
+    return all(map(_is_mark, _WORD.sub("", front + rear)))
+
+
+def _changes_value(before: list[str], behind: list[str], *, anywhere: list[str]) -> bool:
+    """Whether one of the words `before` or `behind` a number makes it another; of `anywhere`, at any place."""
+    parts = {part.lower() for word in anywhere for part in re.split("['’-]", word)}
+    return bool(
+        parts & _CHANGING
+        or {word.lower() for word in before[-1:]} & _CHANGING_NEXT
+        or {word.lower() for word in behind[:1]} & _CHANGING_LAST
+        or any(_CHANGING_SIGNS.search(word) or not all(map(str.isalpha, parts)) for word in anywhere)
+    )
+
+
+def _is_letter(word: str) -> bool:
+    """Whether `word` is a letter of Latin, Greek or mathematical script, which stands for a variable or a unit."""
+    return max(map(len, word.split("-"))) == 1 and not _is_other_script(word)
+
+
+def _is_other_script(word: str) -> bool:
+    return "\u0400" <= word[0] < "\U0001d400"
+
+
+def _may_be_glued(word: str) -> bool:
+    is_unit = word in _UNIT_LETTERS - {"K"} or word.lower() in _GLUED  # 5K is 5 thousand as well
+    return is_unit or len(word) >= _LONG_WORD or _is_other_script(word)
+
+
+def _is_mark(character: str) -> bool:
+    return character in _PUNCTUATION or unicodedata.category(character) in _HARMLESS_CATEGORIES
 
 
 def _parse(match: re.Match[str]) -> Number | None:
