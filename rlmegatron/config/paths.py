@@ -22,7 +22,7 @@ def path_problems(cfg: RunConfig) -> list[str]:
 
 def usable_data_files(cfg: RunConfig) -> list[str]:
     """The data files of which `path_problems` says nothing, each once: what their rows hold is the reader's to say."""
-    return list(dict.fromkeys(name for key, name in _data_files(cfg) if not list(_data_file(name, key))))
+    return list(dict.fromkeys(name for key, name in _data_files(cfg) if not _data_file(name, key)))
 
 
 def _data_files(cfg: RunConfig) -> Iterator[tuple[str, str]]:
@@ -31,7 +31,24 @@ def _data_files(cfg: RunConfig) -> Iterator[tuple[str, str]]:
     yield from ((f"eval.sets.{name}", path) for name, path in cfg.eval.sets.items())
 
 
-def _data_file(name: str, key: str) -> Iterator[str]:
+def _data_file(name: str, key: str) -> list[str]:
+    return _looked_at(_data_file_problems(name, key), key=key, what=name)
+
+
+def _run_directory(cfg: RunConfig) -> list[str]:
+    key = "run_dir" if cfg.run_dir is not None else "name"
+    return _looked_at(_run_directory_problems(cfg, key), key=key, what=f"the run directory {cfg.directory}")
+
+
+def _looked_at(problems: Iterator[str], *, key: str, what: str) -> list[str]:
+    """`problems`, or the one that keeps them from being found, such as a directory that may not be entered."""
+    try:
+        return list(problems)
+    except OSError as error:
+        return [f"{key}: {what} cannot be looked at: {error.strerror}"]
+
+
+def _data_file_problems(name: str, key: str) -> Iterator[str]:
     path = Path(name)
     try:
         suffix_of(name)
@@ -47,8 +64,7 @@ def _data_file(name: str, key: str) -> Iterator[str]:
         yield f"{key}: {name} is empty"
 
 
-def _run_directory(cfg: RunConfig) -> Iterator[str]:
-    key = "run_dir" if cfg.run_dir is not None else "name"
+def _run_directory_problems(cfg: RunConfig, key: str) -> Iterator[str]:
     directory = Path(cfg.directory)
     existing = directory
     while not existing.exists():

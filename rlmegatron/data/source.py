@@ -2,20 +2,26 @@
 
 In: a path. Out: `Rows`, whose items are dicts of plain values, or the first row alone. Must never import torch or a
 tokenizer, nor pyarrow before a Parquet file is opened: it is slow to load, and the check of a config reads rows too.
+
+Plain is what JSON has (null, booleans, numbers, text, lists and dicts) and, in Parquet only, bytes.
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import os
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Protocol
 
 from rlmegatron.config.file_names import JSON_LINES_SUFFIXES, suffix_of
+from rlmegatron.data.file_content import HEAD_BYTES, wrong_content
 
 _UTF8_BOM = b"\xef\xbb\xbf"
 
@@ -38,7 +44,7 @@ class Rows(Protocol):
         """Number of rows."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One row by its position from 0; raises ValueError that names the line if it cannot be read."""
+        """One row of plain values by its position from 0; raises ValueError that names the line if it is unreadable."""
 
     def where(self, index: int) -> str:
         """'data/train.jsonl line 17' or 'data/train.parquet row 17', counted from 1."""
@@ -80,13 +86,13 @@ class ParquetRows:
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256")
         self.fingerprint = Fingerprint(os.path.getsize(path), digest.hexdigest())
-        self._table = _open_parquet(path, lambda parquet: parquet.read_table(path, memory_map=True))
+        self._table = _open_parquet(path, lambda parquet: parquet.ParquetFile(path, memory_map=True).read())
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: self._table.column(name)[index].as_py() for name in self._table.column_names}
+        return _plain_row(self._table, index, where=self.where(index))
 
     def where(self, index: int) -> str:
         return _row_of(self.path, index)
@@ -95,10 +101,12 @@ class ParquetRows:
 def open_rows(path: str) -> Rows:
     """The rows of a JSONL (.jsonl, .ndjson, .json) or Parquet (.parquet, .pq) file.
 
-    Raises ValueError for a missing or unreadable file, another suffix, and a file without rows.
+    Raises ValueError for a missing or unreadable file, another suffix, content of another kind, and a file without
+    rows.
     """
     is_jsonl = suffix_of(path) in JSON_LINES_SUFFIXES
     with _named_errors(path):
+        _refuse_wrong_content(path, is_jsonl=is_jsonl)
         rows: Rows = JsonlRows(path) if is_jsonl else ParquetRows(path)
     if len(rows) == 0:
         raise ValueError(f"{path}: has no rows")
@@ -112,6 +120,7 @@ def first_row(path: str) -> tuple[str, dict[str, Any]]:
     """
     is_jsonl = suffix_of(path) in JSON_LINES_SUFFIXES
     with _named_errors(path):
+        _refuse_wrong_content(path, is_jsonl=is_jsonl)
         found = _first_of_jsonl(path) if is_jsonl else _first_of_parquet(path)
     if found is None:
         raise ValueError(f"{path}: has no rows")
@@ -129,6 +138,13 @@ def _named_errors(path: str) -> Iterator[None]:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
 
 
+def _refuse_wrong_content(path: str, *, is_jsonl: bool) -> None:
+    with open(path, "rb") as file:
+        reason = wrong_content(file.read(HEAD_BYTES), is_jsonl=is_jsonl)
+    if reason is not None:
+        raise ValueError(f"{path}: {reason}")
+
+
 def _first_of_jsonl(path: str) -> tuple[str, dict[str, Any]] | None:
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -141,7 +157,10 @@ def _first_of_jsonl(path: str) -> tuple[str, dict[str, Any]] | None:
 def _first_of_parquet(path: str) -> tuple[str, dict[str, Any]] | None:
     with open(path, "rb") as file:
         batch = _open_parquet(path, lambda parquet: next(parquet.ParquetFile(file).iter_batches(batch_size=1), None))
-    return (_row_of(path, 0), batch.to_pylist()[0]) if batch else None
+    if not batch:
+        return None
+    where = _row_of(path, 0)
+    return where, _plain_row(batch, 0, where=where)
 
 
 def _open_parquet(path: str, read: Callable[[Any], Any]) -> Any:
@@ -158,6 +177,38 @@ def _open_parquet(path: str, read: Callable[[Any], Any]) -> Any:
         raise ValueError(f"{path}: cannot be read: {error}") from None
 
 
+def _plain_row(table: Any, index: int, *, where: str) -> dict[str, Any]:
+    """One row of a pyarrow table or batch; raises ValueError that names the column whose cell cannot be read."""
+    row: dict[str, Any] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if name in row:
+            raise ValueError(f"{where}: two columns are named {name!r}")
+        try:
+            row[name] = _plain(column[index].as_py())
+        except Exception as error:  # Python has no such date, a time zone is unknown, text is not UTF-8, and so on
+            raise ValueError(f"{where}, column {name!r}: cannot be read: {error}") from None
+    return row
+
+
+def _plain(value: Any) -> Any:
+    """A cell as JSON would hold it.
+
+    A decimal number is an int if it is whole, else the nearest float. Dates and times are ISO 8601 text, and durations
+    seconds. A map is a list of [key, value]. What else Arrow knows, such as UUIDs, is its text.
+    """
+    if value is None or isinstance(value, str | bool | int | float | bytes):
+        return value
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return value.total_seconds() if isinstance(value, datetime.timedelta) else str(value)
+
+
 def _is_blank(line: bytes) -> bool:
     return not line.strip(_UTF8_BOM + b" \t\r\n")
 
@@ -169,6 +220,11 @@ def _parse_line(line: bytes, *, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise ValueError(f"{where}: cannot be read: its lists and objects are nested too deeply") from None
+    except ValueError:  # the one thing left that json refuses
+        limit = sys.get_int_max_str_digits()
+        raise ValueError(f"{where}: cannot be read: it holds a whole number of more than {limit} digits") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where}: holds a {type(row).__name__}, must be one JSON object per line")
     return row

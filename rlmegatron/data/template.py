@@ -51,7 +51,8 @@ class PromptEncoder:
         if chat_template and not tokenizer.chat_template:
             raise ValueError(
                 "data.chat_template is on, but the tokenizer has no chat template; add one to its directory "
-                "(chat_template.jinja or tokenizer_config.json), or set data.chat_template: false"
+                "(chat_template.jinja or tokenizer_config.json), or, for prompts that are text, set "
+                "data.chat_template: false"
             )
         self._tokenizer = tokenizer
         self._chat_template = chat_template
@@ -79,9 +80,7 @@ class PromptEncoder:
 
     def _render(self, prompt: str | list[Message], *, where: str) -> str:
         if not self._chat_template:
-            if not isinstance(prompt, str):
-                raise ValueError(f"{where}: the prompt is a list of chat messages, which need data.chat_template: true")
-            return prompt
+            return only_text(prompt, where=where)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -99,6 +98,13 @@ class PromptEncoder:
         while not opening and bos is not None and rest[:2] == (bos, bos):
             rest = rest[1:]
         return opening + rest
+
+
+def only_text(prompt: str | list[Message], *, where: str) -> str:
+    """A prompt that is encoded without a chat template; raises ValueError for messages, opened with `where`."""
+    if not isinstance(prompt, str):
+        raise ValueError(f"{where}: the prompt is a list of chat messages, which need data.chat_template: true")
+    return prompt
 
 
 def opening_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:

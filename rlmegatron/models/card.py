@@ -31,6 +31,13 @@ def read_model_card(
     what a critic starts from (`for_critic`) may be a reward model. With `plans_only` a directory without any weights
     will do, with a tokenizer or without, as a layout follows from config.json; the card says so.
     """
+    try:
+        return _read_card(path, key=key, for_critic=for_critic, plans_only=plans_only)
+    except OSError as error:
+        raise ValueError(f"{key}: {error.filename or path} cannot be looked at: {error.strerror}") from None
+
+
+def _read_card(path: str, *, key: str, for_critic: bool, plans_only: bool) -> ModelCard:
     directory = Path(path)
     if not directory.is_dir():
         what = "is a file" if directory.exists() else "does not exist"

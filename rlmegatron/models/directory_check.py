@@ -44,7 +44,7 @@ def weight_problems(directory: Path) -> list[str]:
         return [str(error)]
     if not isinstance(shards, dict) or not shards:
         return [f"{directory / INDEX_FILE} has no weight_map"]
-    return _shard_problems(directory / str(name) for name in sorted(set(shards.values())))
+    return _shard_problems(directory / name for name in sorted({str(name) for name in shards.values()}))
 
 
 def _megatron_problems(directory: Path) -> list[str]:
@@ -65,10 +65,12 @@ def _shard_problems(paths: Iterable[Path]) -> list[str]:
 
 
 def _shard_problem(path: Path) -> str | None:
-    if not path.is_file():
-        return f"{path} is missing, though the index names it"
     try:
+        if not path.is_file():
+            return f"{path} is missing, though the index names it"
         read_header(path)
+    except OSError as error:
+        return f"{path} cannot be looked at: {error.strerror}"
     except ValueError as error:
         return str(error)
     return None

@@ -28,7 +28,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """A JSON object; ValueError names the file that holds none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds {type(value).__name__}; it must hold a JSON object")

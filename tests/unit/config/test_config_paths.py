@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -72,4 +73,37 @@ def test_a_run_directory_that_cannot_be_written_is_refused(
     assert path_problems(cfg) == [
         f"run_dir: the run directory {tmp_path / 'closed' / 'run'} cannot be written "
         f"({tmp_path / 'closed'} is not writable)"
+    ]
+
+
+LONG = "x" * 300
+"""Longer than any file system takes; as a path that the user may not enter, it cannot be looked at."""
+
+
+def test_a_path_that_cannot_be_looked_at_is_a_problem_of_its_key(make_config: MakeConfig, tmp_path: Path) -> None:
+    overrides = [f"data.train=[{{path: {LONG}.jsonl}}]", f"eval.sets.test={LONG}/a.jsonl", f"run_dir={tmp_path}/{LONG}"]
+    cfg = load(make_config(), overrides)
+    assert path_problems(cfg) == [
+        f"data.train[0].path: {LONG}.jsonl cannot be looked at: File name too long",
+        f"eval.sets.test: {LONG}/a.jsonl cannot be looked at: File name too long",
+        f"run_dir: the run directory {tmp_path}/{LONG} cannot be looked at: File name too long",
+    ]
+    assert usable_data_files(cfg) == []
+
+
+def test_a_directory_that_may_not_be_entered_is_named(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = load(make_config(), [f"run_dir={tmp_path / 'closed' / 'run'}"])
+    stat = os.stat
+
+    def closed(path: str | Path, **options: bool) -> os.stat_result:
+        if "closed" in Path(path).parts[:-1]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    # The superuser may enter any directory, so a mode bit would not show this.
+    monkeypatch.setattr(os, "stat", closed)
+    assert path_problems(cfg) == [
+        f"run_dir: the run directory {tmp_path / 'closed' / 'run'} cannot be looked at: Permission denied"
     ]

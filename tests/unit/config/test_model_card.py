@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,31 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert problems_of(tmp_path / "file") == [f"model.path: {tmp_path / 'file'} is a file; {wanted}"]
 
 
+def test_what_cannot_be_looked_at_is_named(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "x" * 300
+    assert problems_of(tmp_path / long) == [f"model.path: {tmp_path / long} cannot be looked at: File name too long"]
+    directory = make_model()
+    index = {"weight_map": {"a": f"{long}.safetensors", "b": "gone.safetensors", "c": 1}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert problems_of(directory) == [
+        f"model.path: {directory / '1'} is missing, though the index names it",
+        f"model.path: {directory / 'gone.safetensors'} is missing, though the index names it",
+        f"model.path: {directory / long}.safetensors cannot be looked at: File name too long",
+    ]
+    stat = os.stat
+
+    def closed(path: str | Path, **options: bool) -> os.stat_result:
+        if Path(path).parent == directory:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    # The superuser may enter any directory, so a mode bit would not show this.
+    monkeypatch.setattr(os, "stat", closed)
+    assert problems_of(directory) == [f"model.path: {directory / '.metadata'} cannot be looked at: Permission denied"]
+
+
 def test_an_empty_directory_is_told_everything_that_was_looked_for(tmp_path: Path) -> None:
     assert problems_of(tmp_path) == [
         f"model.path: {tmp_path / 'config.json'} does not exist; {tmp_path} must be a Hugging Face directory",
@@ -193,7 +220,8 @@ def test_a_plan_needs_config_json_alone_and_the_card_says_what_a_run_needs(
         False,
     )
     assert problems(cfg, world_size=1, card=card) == [
-        f"data.chat_template: true, but the tokenizer in {directory} has no chat template; set data.chat_template=false"
+        f"data.chat_template: true, but the tokenizer in {directory} has no chat template; for prompts that are text, "
+        "set data.chat_template=false"
     ]
 
 
@@ -207,6 +235,9 @@ def test_weights_without_a_tokenizer_are_no_plan_but_an_accident(make_model: Mak
 def test_a_config_that_is_not_json_is_reported(make_model: MakeModel) -> None:
     directory = make_model()
     (directory / "config.json").write_text("{")
+    (problem,) = problems_of(directory)
+    assert problem.startswith(f"model.path: {directory / 'config.json'} cannot be read as JSON: ")
+    (directory / "config.json").write_text("[" * 100_000)
     (problem,) = problems_of(directory)
     assert problem.startswith(f"model.path: {directory / 'config.json'} cannot be read as JSON: ")
 

@@ -68,7 +68,7 @@ def test_a_message_without_content_is_named(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         (b'\xef\xbb\xbf\n\n{"question": "q"}\n', " line 3: no field 'prompt'; it has 'question' (set data.prompt_key)"),
-        (b"[1]\n", " line 1: holds a list, must be one JSON object per line"),
+        (b'"[1]"\n', " line 1: holds a str, must be one JSON object per line"),
         (b"\n\nprompt\n", " line 3: not JSON: Expecting value at column 1"),
         (b"\n \n", ": has no rows"),
     ],
@@ -79,13 +79,23 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path, text: bytes, expected: s
     assert problem(str(path)) == f"{path}{expected}"
 
 
-def test_a_text_that_is_called_parquet_and_a_table_without_rows_are_named(tmp_path: Path) -> None:
-    text = tmp_path / "text.parquet"
-    text.write_text('{"prompt": "1="}\n')
-    assert problem(str(text)).startswith(f"{text}: not a Parquet file: ")
+def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
     empty = tmp_path / "empty.parquet"
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), empty)
     assert problem(str(empty)) == f"{empty}: has no rows"
+
+
+@pytest.mark.parametrize(("suffix", "place"), [(".jsonl", "line 1"), (".parquet", "row 1")])
+def test_messages_are_no_prompt_without_the_chat_template(tmp_path: Path, suffix: str, place: str) -> None:
+    path = write(tmp_path, [{"prompt": [MESSAGE], "answer": "2"}], suffix=suffix)
+    rows, problems = first_rows([path], prompt_key="prompt", chat_template=False)
+    assert problems == [
+        f"{path} {place}: the prompt is a list of chat messages, which need data.chat_template: true",
+    ]
+    assert rows == {f"{path} {place}": {"prompt": [MESSAGE], "answer": "2"}}
+    assert first_rows([path], prompt_key="prompt", chat_template=True)[1] == []
+    path = write(tmp_path, [{"prompt": "1="}], suffix=suffix)
+    assert first_rows([path], prompt_key="prompt", chat_template=False)[1] == []
 
 
 def test_all_files_are_looked_at_and_a_row_without_a_prompt_is_still_returned(tmp_path: Path) -> None:

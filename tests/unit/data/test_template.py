@@ -60,7 +60,7 @@ def test_the_text_is_what_the_template_renders(make_tokenizer: Callable[..., Any
 
 
 def test_a_tokenizer_without_a_template_is_refused(make_tokenizer: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"the tokenizer has no chat template; .* data.chat_template: false"):
+    with pytest.raises(ValueError, match=r"the tokenizer has no chat template; .* text, set data.chat_template: false"):
         PromptEncoder(make_tokenizer(template=False), chat_template=True)
 
 
