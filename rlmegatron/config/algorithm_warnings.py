@@ -53,7 +53,9 @@ def _weak_divergence(cfg: RunConfig) -> Iterator[str]:
 
 def _unusual_ratios(cfg: RunConfig) -> Iterator[str]:
     algorithm, updates = cfg.algorithm, cfg.train.mini_batches * cfg.train.epochs
-    if algorithm.clip_low > algorithm.clip_high:
+    # The authors of cispo leave out the lower bound; of a distance of 1 or more ppo_clip's own warning says enough.
+    is_compared = algorithm.policy_loss == "gspo" or (algorithm.policy_loss == "ppo_clip" and algorithm.clip_low < 1)
+    if is_compared and algorithm.clip_low > algorithm.clip_high:
         yield (
             f"algorithm.clip_low: {algorithm.clip_low:g} is wider than algorithm.clip_high "
             f"({algorithm.clip_high:g}), which lets probabilities fall faster than they rise"

@@ -25,7 +25,7 @@ _COMMAND_LINE = "command line"
 
 
 class ConfigError(ValueError):
-    """The user's configuration is wrong; `problems` holds one line per mistake."""
+    """The user's configuration is wrong; `problems` holds a line per mistake, further ones indented."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         assert problems, "a ConfigError needs at least one problem"

@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+from yaml.reader import ReaderError
+
+from rlmegatron.config.wording import as_yaml
 
 KeyPath = tuple[str | int, ...]
 """Keys and list positions from the root to a value."""
@@ -30,6 +35,12 @@ _SCALARS: tuple[tuple[str, re.Pattern[str], list[str]], ...] = (
 )
 
 
+_DEEPEST = 100
+"""How deep values may be nested: far more than any config has, and less than would run out of stack."""
+_MOST_VALUES = 100_000
+"""How many values there may be: aliases of aliases, each a few characters long, stand for any number of them."""
+
+
 @dataclass
 class Document:
     """A parsed text: its value, the line of every key and list item, and what is wrong with it, one line each."""
@@ -43,6 +54,27 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML with the scalars of YAML 1.2, where 1e-6 is a number, 010 is ten and `on` is text."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012
+
+    def __init__(self, text: str) -> None:
+        self._depth = 0
+        super().__init__(text)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """As the class above, which would run out of stack on what is nested too deep."""
+        if self._depth == _DEEPEST:
+            raise ComposerError(None, None, f"nested more than {_DEEPEST} deep", self.peek_event().start_mark)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """As the class above, which raises anything for text that its explicit tag does not fit, as in `!!bool x`."""
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            tag, shown = node.tag.rpartition(":")[2], as_yaml(node.value)
+            raise ConstructorError(None, None, f"{shown} cannot be read as !!{tag}", node.start_mark) from None
 
 
 class _Dumper(yaml.SafeDumper):
@@ -73,7 +105,12 @@ _Dumper.add_representer(str, _represent_str)
 def parse(text: str, *, source: str) -> Document:
     """The document in `text`; `source` (a file name, say) opens every problem line. An empty text's value is None."""
     document = Document()
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except ReaderError as error:
+        where = f"{_printable(source)} line {text.count(chr(10), 0, error.position) + 1}"
+        document.problems.append(f"{where}: not valid YAML: the character U+{error.character:04X} is not allowed")
+        return document
     try:
         node = loader.get_single_node()
         if node is None:
@@ -97,11 +134,27 @@ def dump(value: Mapping[str, Any]) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def _no_key(node: yaml.Node) -> str:
+    """Why `node`, which is not text, is no key."""
+    if isinstance(node, yaml.ScalarNode):
+        return f"the key {node.value} is not text; put it in quotes"
+    kind = "mapping" if isinstance(node, yaml.MappingNode) else "list"
+    return f"a {kind} stands where a key or text should; put text that begins with a brace or bracket in quotes"
+
+
 def _locate(node: yaml.Node, path: KeyPath, document: Document, *, source: str, above: tuple[int, ...]) -> None:
     """Enter the lines of everything below `node`, and report keys that are repeated or are not text."""
     if id(node) in above:
         document.problems.append(f"{source} line {node.start_mark.line + 1}: an alias stands inside its own anchor")
         return
+    if len(above) == _DEEPEST:
+        raise ComposerError(None, None, f"nested more than {_DEEPEST} deep", node.start_mark)
+    if len(document.lines) > _MOST_VALUES:
+        raise ComposerError(None, None, f"its aliases stand for more than {_MOST_VALUES} values", node.start_mark)
     above = (*above, id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
@@ -115,8 +168,7 @@ def _locate(node: yaml.Node, path: KeyPath, document: Document, *, source: str, 
         if key_node.tag == "tag:yaml.org,2002:merge":
             continue
         if key_node.tag != "tag:yaml.org,2002:str":
-            shown = getattr(key_node, "value", "")
-            document.problems.append(f"{source} line {line}: the key {shown} is not text; put it in quotes")
+            document.problems.append(f"{source} line {line}: {_no_key(key_node)}")
             continue
         key = str(key_node.value)
         name = ".".join(str(part) for part in (*path, key))

@@ -156,18 +156,31 @@ def test_a_legal_choice_that_is_rarely_meant_is_warned_of(
 
 
 def test_a_lower_clip_distance_of_1_bounds_nothing(make_config: MakeConfig) -> None:
-    distance, wider = warnings(load(make_config(), ["algorithm.clip_low=1"]), world_size=None, card=None)[::-1]
-    assert distance == (
+    assert warnings(load(make_config(), ["algorithm.clip_low=1"]), world_size=None, card=None) == [
         "algorithm.clip_low: 1 is a distance from 1, not a bound of the ratio, which then has no lower bound; 0.2 is "
         "usual"
-    )
-    assert wider.startswith("algorithm.clip_low: 1 is wider than")
+    ]
+
+
+def test_a_wider_lower_clip_is_warned_of_where_a_ratio_is_clipped(make_config: MakeConfig) -> None:
+    settings = "policy_loss: {}, clip_low: 0.02, clip_high: 0.01, aggregation: seq_mean_token_mean"
+
+    def warned(loss: str) -> list[str]:
+        path = make_config()
+        return warnings(load(path, [f"algorithm={{{settings.format(loss)}}}"]), world_size=None, card=None)
+
+    for loss in ("ppo_clip", "gspo"):
+        (line,) = warned(loss)
+        assert line.startswith("algorithm.clip_low: 0.02 is wider than algorithm.clip_high (0.01)")
+    for loss in ("cispo", "reinforce", "'my.losses:own'"):
+        assert [line for line in warned(loss) if "wider" in line] == []
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
         ["algorithm={policy_loss: cispo, clip_low: 1.0, clip_high: 4.0}"],
+        ["algorithm={policy_loss: cispo, clip_low: 1.0, clip_high: 0.28}"],
         ["eval.accuracy_threshold=1", "reward.name=numeric_answer"],
         # A sum of weights may be larger than 1, and a function of the user's own anything.
         ["eval.accuracy_threshold=1.5", "reward={name: combine, args: {exact_answer: 2}}"],

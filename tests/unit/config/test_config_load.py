@@ -198,11 +198,26 @@ def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:
     assert (cfg.critic.optimizer.lr, cfg.critic.optimizer.clip_grad) == (1e-4, 2.0)
 
 
+ALIASES = "a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [{', '.join(10 * [f'*a{i - 1}'])}]\n" for i in range(1, 10))
+"""A thousand million values."""
+CHAIN = "a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 120))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("a: [1\n", "line 2: not valid YAML: expected ',' or ']', but got '<stream end>'"),
         ("a:\n\t- 1\n", "line 2: not valid YAML: found character '\\t' that cannot start any token"),
+        ("a: 1\nb: \f2\n", "line 2: not valid YAML: the character U+000C is not allowed"),
+        ("a: 1\nb: !!bool x\n", "line 2: not valid YAML: 'x' cannot be read as !!bool"),
+        ("a: 1\nb: !!float ''\n", "line 2: not valid YAML: '' cannot be read as !!float"),
+        ("a: 1\nb: !!timestamp x\n", "line 2: not valid YAML: 'x' cannot be read as !!timestamp"),
+        ("a: 1\nb: " + "1" * 5000, "line 2: not valid YAML: '1111"),
+        ("a:\n " + "[" * 2000, "line 2: not valid YAML: nested more than 100 deep"),
+        ("a: 1\nb: {{ model }}\n", "line 2: a mapping stands where a key or text should; put text that begins with a "),
+        ("? [a]\n: 1\n", "line 1: a list stands where a key or text should; put text that begins with a brace or "),
+        (ALIASES, "not valid YAML: its aliases stand for more than 100000 values"),
+        (CHAIN, "not valid YAML: nested more than 100 deep"),
         ("1: a\n", "line 1: the key 1 is not text; put it in quotes"),
         ("a: &x [*x]\n", "line 1: an alias stands inside its own anchor"),
         ("a: !!python/object:os.system {}\n", "not valid YAML: could not determine a constructor"),
@@ -212,6 +227,42 @@ def test_broken_yaml_names_the_line(tmp_path: Path, text: str, expected: str) ->
     path = write(tmp_path, text)
     (problem,) = problems_of(path)
     assert problem.startswith(str(path)) and expected in problem
+
+
+def test_a_control_character_of_an_override_is_shown_as_text(make_config: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(make_config(), ["name=\a"])
+    assert caught.value.problems == (
+        r"override 'name=\x07' line 1: not valid YAML: the character U+0007 is not allowed",
+    )
+
+
+def test_values_may_be_nested_as_deep_as_is_said() -> None:
+    deep = "[" * 99 + "1" + "]" * 99
+    assert yaml_text.parse(f"- {deep[1:-1]}", source="s").problems == []
+    assert yaml_text.parse(f"- {deep}", source="s").problems != []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("reward.clip=[null,1]", ["reward.clip[0]: null is not allowed; use a number (command line)"]),
+        ('reward.clip=[0,"1"]', ["reward.clip[1]: '1' is not allowed; use a number (command line)"]),
+        (
+            "reward.clip=[a,b]",
+            [
+                "reward.clip[0]: 'a' is not allowed; use a number (command line)",
+                "reward.clip[1]: 'b' is not allowed; use a number (command line)",
+            ],
+        ),
+    ],
+)
+def test_an_item_of_a_list_that_may_be_null_is_named(
+    make_config: Callable[..., Path], given: str, expected: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(make_config(), [given])
+    assert list(caught.value.problems) == expected
 
 
 @pytest.mark.parametrize(("text", "shown"), [("- 1\n", "[1]"), ("3\n", "3")])
