@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlmegatron.metrics.optional import require
+from rlmegatron.metrics.optional import MLFLOW, require
 
 ID_FILE = "mlflow_run_id.txt"
 BATCH = 1000
@@ -31,8 +31,8 @@ class MLflowSink:
         resumed_from: int | None,
     ) -> None:
         """Start or, when resuming, continue the MLflow run whose id `directory` keeps; `config` is stored with it."""
-        mlflow = require("mlflow", package="mlflow", setting="logging.mlflow_uri")
-        self._metric = require("mlflow.entities", package="mlflow", setting="logging.mlflow_uri").Metric
+        mlflow = require(MLFLOW)
+        self._metric = require(MLFLOW, module="mlflow.entities").Metric
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         id_file = Path(directory) / ID_FILE
         id_file.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlmegatron.metrics.optional import require
+from rlmegatron.metrics.optional import TENSORBOARD, require
 
 
 class TensorBoardSink:
@@ -20,7 +20,7 @@ class TensorBoardSink:
 
         A fresh run (None) drops those of every step.
         """
-        module = require("torch.utils.tensorboard", package="tensorboard", setting="logging.tensorboard")
+        module = require(TENSORBOARD, module="torch.utils.tensorboard")
         purge_step = 0 if resumed_from is None else resumed_from + 1
         self._writer = module.SummaryWriter(str(directory), purge_step=purge_step)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlmegatron.metrics.optional import require
+from rlmegatron.metrics.optional import WANDB, require
 
 ID_FILE = "wandb_run_id.txt"
 
@@ -29,7 +29,7 @@ class WandbSink:
         resumed_from: int | None,
     ) -> None:
         """Start or, when resuming, continue the wandb run whose id `directory` keeps; `config` is shown with it."""
-        wandb = require("wandb", package="wandb", setting="logging.wandb_project")
+        wandb = require(WANDB)
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlmegatron.metrics.optional import MLFLOW, TENSORBOARD, WANDB, Package
 from rlmegatron.platform.installed import directory_of, numbers_in, try_in_child, version_of
 
 OLDEST_PYTHON = (3, 11)
@@ -87,9 +88,8 @@ def examine() -> list[Finding]:
         _needed("transformers", "tokenizers and model configs are read with it"),
         _needed("psutil", "checkpoints are written with it"),
         _optional("pyarrow", "data files must be JSONL: Parquet files cannot be read"),
-        _optional("tensorboard", "runs need logging.tensorboard: false"),
-        _optional("wandb", "optional: logging.wandb_project needs it; pip install wandb"),
-        _optional("mlflow", "optional: logging.mlflow_uri needs it; pip install mlflow"),
+        sink_finding(TENSORBOARD, without=f"runs need {TENSORBOARD.setting}: false"),
+        *(sink_finding(one, without=f"optional: {one.setting} needs it; {one.install}") for one in (WANDB, MLFLOW)),
         compiler_finding(os.environ),
     ]
 
@@ -284,6 +284,13 @@ def compiler_finding(environment: Mapping[str, str]) -> Finding:
     return Finding("C++ compiler", "absent", f"none of {tried}", "native extensions and torch.compile cannot be built")
 
 
+def sink_finding(package: Package, *, without: str) -> Finding:
+    """What a sink imports, found as the check of a config finds it, from whichever distribution it came."""
+    if not package.is_installed:
+        return Finding(package.module, "absent", "not installed", without)
+    return Finding(package.module, "ok", _first_version(package.distributions))
+
+
 def _needed(distribution: str, why: str) -> Finding:
     version = version_of(distribution)
     if version is None or directory_of(distribution) is None:
@@ -302,12 +309,16 @@ def _compiled(name: str, *, module: str, code: str, distributions: Sequence[str]
     """An optional package with compiled parts, which commonly break when torch changes below them."""
     if directory_of(module) is None:
         return Finding(name, "absent", "not installed", absent)
-    version = next((found for one in distributions if (found := version_of(one))), "unknown version")
+    version = _first_version(distributions)
     attempt = try_in_child(code)
     if attempt.error is not None:
         meaning = "reinstall it for this PyTorch, or uninstall it"
         return Finding(name, "problem", f"{version} does not import ({attempt.error})", meaning, stops_a_run=True)
     return Finding(name, "ok", version)
+
+
+def _first_version(distributions: Sequence[str]) -> str:
+    return next((found for one in distributions if (found := version_of(one))), "unknown version")
 
 
 def _stopping(name: str, found: str, meaning: str) -> Finding:

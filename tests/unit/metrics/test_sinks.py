@@ -5,6 +5,7 @@ import io
 import math
 import sys
 import types
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -15,7 +16,7 @@ from rlmegatron.metrics.build import build_sinks
 from rlmegatron.metrics.console import ConsoleSink
 from rlmegatron.metrics.jsonl import JsonlSink
 from rlmegatron.metrics.mlflow import MLflowSink
-from rlmegatron.metrics.optional import missing_packages
+from rlmegatron.metrics.optional import MLFLOW, TENSORBOARD, WANDB, missing_packages
 from rlmegatron.metrics.sinks import FanOut
 from rlmegatron.metrics.tensorboard import TensorBoardSink
 from rlmegatron.metrics.wandb import WandbSink
@@ -234,7 +235,7 @@ def test_mlflow_goes_on_with_its_run_when_the_training_does(monkeypatch, tmp_pat
     ("logging", "message"),
     [
         (LoggingConfig(wandb_project="p"), "logging.wandb_project: needs the package 'wandb'.*pip install wandb"),
-        (LoggingConfig(mlflow_uri="u"), "logging.mlflow_uri: needs the package 'mlflow'.*pip install mlflow"),
+        (LoggingConfig(mlflow_uri="u"), "logging.mlflow_uri: needs the package 'mlflow'.*pip install mlflow-skinny"),
     ],
 )
 def test_a_missing_package_is_named_with_the_setting_that_wants_it(logging, message, monkeypatch, tmp_path):
@@ -246,19 +247,25 @@ def test_a_missing_package_is_named_with_the_setting_that_wants_it(logging, mess
 
 
 @pytest.mark.parametrize(
-    ("logging", "setting", "package"),
+    ("logging", "setting", "module", "distribution"),
     [
-        (LoggingConfig(tensorboard=False, wandb_project="p"), "logging.wandb_project", "wandb"),
-        (LoggingConfig(tensorboard=False, mlflow_uri="u"), "logging.mlflow_uri", "mlflow"),
-        (LoggingConfig(), "logging.tensorboard", "tensorboard"),
+        (LoggingConfig(tensorboard=False, wandb_project="p"), "logging.wandb_project", "wandb", "wandb"),
+        (LoggingConfig(tensorboard=False, mlflow_uri="u"), "logging.mlflow_uri", "mlflow", "mlflow-skinny"),
+        (LoggingConfig(), "logging.tensorboard", "tensorboard", "tensorboard"),
     ],
 )
-def test_a_missing_package_is_known_before_a_sink_is_built(logging, setting, package, packages):
+def test_a_missing_package_is_known_before_a_sink_is_built(logging, setting, module, distribution, packages):
     assert missing_packages(logging) == [
-        f"{setting}: needs the package {package!r}, which is not installed; pip install {package}, or turn it off"
+        f"{setting}: needs the package {module!r}, which is not installed; pip install {distribution}, or turn it off"
     ]
-    packages(package)
+    packages(module)
     assert missing_packages(logging) == []
+
+
+@pytest.mark.parametrize("package", [WANDB, MLFLOW, TENSORBOARD])
+def test_the_distribution_that_is_advised_is_the_one_that_setup_installs(package):
+    setup = (Path(__file__).parents[3] / "setup.py").read_text(encoding="utf-8")
+    assert f'"{package.distributions[0]}>=' in setup
 
 
 def test_packages_that_nothing_asks_for_are_not_missed(packages):

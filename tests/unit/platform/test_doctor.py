@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rlmegatron.config.schema import LoggingConfig
+from rlmegatron.metrics.optional import MLFLOW, missing_packages
 from rlmegatron.platform import doctor, installed
 from rlmegatron.platform.doctor import Finding, TorchFacts
 
@@ -24,7 +27,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """`install("name", code, version=..., parts=(...))` puts a package in front of all others."""
     site = tmp_path / "site"
     site.mkdir()
-    monkeypatch.syspath_prepend(str(site))
+    # Not syspath_prepend, which on leaving would put back the path as `bare` cut it, and for good.
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
 
     def add(name: str, code: str = "", *, version: str | None = None, parts: tuple[str, ...] = ()) -> Path:
         package = site / name
@@ -35,6 +39,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
             metadata = site / f"{name}-{version}.dist-info"
             metadata.mkdir()
             (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        importlib.invalidate_caches()
         return package
 
     return add
@@ -143,6 +148,24 @@ def test_an_extension_built_for_another_torch_is_a_problem(install: Install) -> 
     finding = doctor.flash_attention_finding()
     assert finding.status == "problem" and finding.stops_a_run
     assert finding.found == "2.8.3 does not import (ImportError: undefined symbol: _ZN3c10)"
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("distribution", ["mlflow-skinny", "mlflow"])
+def test_the_package_of_a_sink_may_come_from_either_distribution(
+    install: Install, tmp_path: Path, distribution: str
+) -> None:
+    """The check of a config says the same: it, too, asks for the module."""
+    wanted = LoggingConfig(tensorboard=False, mlflow_uri="u")
+    assert doctor.sink_finding(MLFLOW, without="w") == Finding("mlflow", "absent", "not installed", "w")
+    assert len(missing_packages(wanted)) == 1
+    install("mlflow")
+    assert doctor.sink_finding(MLFLOW, without="w") == Finding("mlflow", "ok", "unknown version")
+    metadata = tmp_path / "site" / f"{distribution.replace('-', '_')}-3.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 3.1\n")
+    assert doctor.sink_finding(MLFLOW, without="w") == Finding("mlflow", "ok", "3.1")
+    assert missing_packages(wanted) == []
 
 
 @pytest.mark.parametrize(
