@@ -51,8 +51,8 @@ preset=grpo seed=1 resume=false run="" overrides=()
 while (($#)); do
     case $1 in
         --seed)
-            [[ ${2:-} =~ ^[0-9]+$ ]] || fail "--seed needs a whole number, got '${2:-}'"
-            seed=$2
+            [[ ${2:-} =~ ^[0-9]{1,18}$ ]] || fail "--seed needs a whole number of at most 18 digits, got '${2:-}'"
+            seed=$((10#$2)) # without 10# a leading 0 makes it octal, and 08 an error
             shift
             ;;
         --resume) resume=true ;;

@@ -40,8 +40,8 @@ class Checked:
     world_size: int
     world_size_from: str
     ranks_per_node: int | None
-    own_inputs: Mapping[str, Collection[str]]
-    """What the user's own functions take, by the key of `algorithm` that names one."""
+    own_inputs: Mapping[str, Sequence[str]]
+    """What the user's own functions take, by the key of `algorithm` that names one, in the order of their form."""
     warnings: list[str]
 
     def report(self) -> str:
@@ -88,21 +88,34 @@ def examine(
     if card is not None:
         found += _refusal(lambda: refuse_what_engines_cannot_serve(read_architecture(cfg.model.path)))
     found += path_problems(cfg)
-    found += _refusal(lambda: resolve_reward(cfg.reward.name, cfg.reward.args))
-    found += _row_problems(cfg)
+    # Resolved once: a module that does not import would run again, down to its error, at every further try.
+    refused = _reward_refusal(cfg)
+    found += [*refused, *_row_problems(cfg, can_judge=not refused)]
     found += missing_packages(cfg.logging)
     own = _own_pieces(cfg, found)
     if found or card is None:
         raise ConfigError(found)
     notes = [*warnings(cfg, world_size=size, card=card), *card.absent, *(critic_card.absent if critic_card else ())]
     notes += _unread_settings(cfg, own)
-    own_inputs = {piece.kind: piece.inputs for piece in own}
+    own_inputs = {one.kind: [key for key in one.form.offered if key in one.inputs] for one in own}
     return Checked(cfg, card, critic_card, size, size_from, ranks_per_node, own_inputs, notes)
 
 
-def _row_problems(cfg: RunConfig) -> list[str]:
-    """What prompts and rewards miss in the first row of each data file."""
-    rows, found = first_rows(usable_data_files(cfg), prompt_key=cfg.data.prompt_key)
+def _reward_refusal(cfg: RunConfig) -> list[str]:
+    """What is wrong with the reward; one problem, however many lines the error of a user's module has."""
+    try:
+        resolve_reward(cfg.reward.name, cfg.reward.args)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def _row_problems(cfg: RunConfig, *, can_judge: bool) -> list[str]:
+    """What prompts and, where the reward `can_judge` at all, rewards miss in the first row of each data file."""
+    data = cfg.data
+    rows, found = first_rows(usable_data_files(cfg), prompt_key=data.prompt_key, chat_template=data.chat_template)
+    if not can_judge:
+        return found
     stops = cfg.reward.on_error == "stop"
     return [*found, *column_problems(cfg.reward.name, cfg.reward.args, rows, stops_at_error=stops)]
 

@@ -128,7 +128,11 @@ def _path(kind: str, name: str) -> str:
 
 
 def _fit(kind: str, where: str, function: Callable[..., Any]) -> tuple[Form, frozenset[str]]:
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        kind_of = type(function).__name__
+        raise ValueError(f"{where}: is a {kind_of} whose parameters Python cannot tell; use a 'def'") from None
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if any(p.kind is p.POSITIONAL_ONLY for p in parameters):

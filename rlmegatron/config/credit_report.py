@@ -6,7 +6,7 @@ a text, for `report.py` to lay out. Must never import torch, nor guess what a fu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlmegatron.config.advantage_traits import TRAITS
 from rlmegatron.config.model_card import ExpertSizes
@@ -14,7 +14,7 @@ from rlmegatron.config.schema import RunConfig
 from rlmegatron.config.wording import as_typed
 
 Row = tuple[str, str]
-OwnInputs = Mapping[str, Collection[str]]
+OwnInputs = Mapping[str, Sequence[str]]
 """Of each function of the user's own, by the key of `algorithm` that names it: the inputs that it takes."""
 _IMPORTANCE_OF = {"token": "each token", "sequence": "each answer", "geometric": "each answer (geometric mean)"}
 
@@ -64,14 +64,15 @@ def _reward(cfg: RunConfig) -> Iterator[str]:
         yield "whitened over the step"
 
 
-def _advantage(cfg: RunConfig, own_inputs: Collection[str]) -> Iterator[str]:
+def _advantage(cfg: RunConfig, own_inputs: Sequence[str]) -> Iterator[str]:
     algorithm = cfg.algorithm
     name = algorithm.advantage
     yield name
     if name in TRAITS:
         yield f"against {_compared_with(cfg)}"
     else:
-        yield from _given(cfg, own_inputs, *_costly(cfg, own_inputs))
+        costly = {"greedy_rewards": f"the reward of {_greedy_answers(cfg)}", "values": "the critic's values"}
+        yield from _given(cfg, [costly.get(key, key) for key in own_inputs])
     if name == "grpo" and algorithm.normalize_std:
         yield "over their standard deviation"
     if name in ("gae", "reinforce_pp") and algorithm.gamma != 1:
@@ -95,24 +96,15 @@ def _greedy_answers(cfg: RunConfig) -> str:
     return f"the greedy answer to the prompt ({cfg.rollout.prompts_per_step} more a step)"
 
 
-def _costly(cfg: RunConfig, own_inputs: Collection[str]) -> Iterator[str]:
-    """Inputs of an advantage that are made for it alone."""
-    if "greedy_rewards" in own_inputs:
-        yield f"the reward of {_greedy_answers(cfg)}"
-    if "values" in own_inputs:
-        yield "the critic's values"
-
-
-def _given(cfg: RunConfig, own_inputs: Collection[str], *first: str) -> Iterator[str]:
-    """What a function of the user's own gets: `first`, and the settings of `algorithm` among its inputs."""
+def _given(cfg: RunConfig, own_inputs: Sequence[str]) -> Iterator[str]:
+    """What a function of the user's own gets, the settings of `algorithm` with their values."""
     settings = cfg.algorithm.model_dump()
-    named = [f"{key} {as_typed(value)}" for key, value in settings.items() if key in own_inputs and value is not None]
-    *others, last = [*first, *named] or [""]
+    *others, last = [f"{key} {as_typed(settings[key])}" if key in settings else key for key in own_inputs] or [""]
     if last:
         yield f"given {', '.join(others)} and {last}" if others else f"given {last}"
 
 
-def _loss(cfg: RunConfig, own_inputs: Collection[str]) -> Iterator[str]:
+def _loss(cfg: RunConfig, own_inputs: Sequence[str]) -> Iterator[str]:
     algorithm = cfg.algorithm
     name = algorithm.policy_loss
     yield name
@@ -129,7 +121,7 @@ def _loss(cfg: RunConfig, own_inputs: Collection[str]) -> Iterator[str]:
         yield f"entropy bonus x {algorithm.entropy_coef:g}"
 
 
-def _value_loss(cfg: RunConfig, own_inputs: Collection[str]) -> Iterator[str]:
+def _value_loss(cfg: RunConfig, own_inputs: Sequence[str]) -> Iterator[str]:
     if not cfg.trains_critic:
         return
     yield cfg.algorithm.value_loss

@@ -17,6 +17,7 @@ from rlmegatron.config.engine_args import engine_arg_problems
 from rlmegatron.config.layout import model_ranks, smallest_world
 from rlmegatron.config.model_card import ModelCard
 from rlmegatron.config.other_libraries import name_elsewhere
+from rlmegatron.config.own_module import file_refusal
 from rlmegatron.config.partition import engine_groups, padded_vocab
 from rlmegatron.config.schema import OptimizerConfig, RunConfig
 from rlmegatron.config.settings_without_effect import settings_without_effect
@@ -249,8 +250,8 @@ def _critic(cfg: RunConfig, card: ModelCard, critic_card: ModelCard) -> Iterator
 def _text(cfg: RunConfig, card: ModelCard) -> Iterator[str]:
     if cfg.data.chat_template and card.has_chat_template is False:
         yield (
-            f"data.chat_template: true, but the tokenizer in {card.path} has no chat template; set "
-            "data.chat_template=false"
+            f"data.chat_template: true, but the tokenizer in {card.path} has no chat template; for prompts that are "
+            "text, set data.chat_template=false"
         )
     outside = [token for token in cfg.rollout.stop_token_ids if token >= card.vocab_size]
     if outside:
@@ -272,6 +273,9 @@ def is_own_function(name: str) -> bool:
 
 def _name(key: str, name: str, names: Collection[str]) -> Iterator[str]:
     if name in names or is_own_function(name):
+        return
+    if refusal := file_refusal(name):
+        yield f"{key}: {refusal}"
         return
     is_ours = plain(name) in {plain(one) for one in names}
     elsewhere = None if is_ours else name_elsewhere(key, name)

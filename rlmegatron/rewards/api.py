@@ -61,7 +61,7 @@ class Answer:
         """The answer that `sample` gives to `prompt`."""
         return cls(prompt.text, sample.text, sample.token_ids, sample.finish_reason, prompt.row)
 
-    def column(self, key: str, *, argument: str) -> Any:
+    def column(self, key: str, *, argument: str = "answer_key") -> Any:
         """Value of one column of the row, or of a part of a nested one: 'reward_model.ground_truth'.
 
         A column of that very name goes first. `argument` is the reward argument that names it, for the error message.

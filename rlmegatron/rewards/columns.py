@@ -1,7 +1,7 @@
 """Whether rewards of the table find in a data row what they judge by, known before an answer is generated.
 
-In: the configured reward and rows by where they stand. Out: one line per row and reward that could not judge. Must
-never import torch or call a function of the user's own, which reads what it likes.
+In: a reward that `resolve` took, and rows by where they stand. Out: one line per row and reward that could not judge.
+Must never import torch or call a function of the user's own, which reads what it likes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from rlmegatron.rewards.api import Answer, ColumnError
 from rlmegatron.rewards.combine import split_parts
 from rlmegatron.rewards.signature import Scalar
-from rlmegatron.rewards.table import COMBINE, REWARDS, resolve
+from rlmegatron.rewards.table import COMBINE, REWARDS
 
 
 def column_problems(
@@ -21,13 +21,8 @@ def column_problems(
     """Columns that rewards of the table, those that `combine` adds up too, do not find in `rows`.
 
     rows: by 'data/train.jsonl line 1'. stops_at_error: whether a failed judgement ends the run (reward.on_error); then
-    what a column holds is looked at too, for otherwise a row without a usable reference is allowed. Says nothing of a
-    reward that `resolve` refuses.
+    what a column holds is looked at too, for otherwise a row without a usable reference is allowed.
     """
-    try:
-        resolve(name, args)
-    except ValueError:
-        return []
     parts = [(part.name, part.args) for part in split_parts(args)] if name == COMBINE else [(name, args)]
     # What may take for ever is not called here; the one such reward of the table, regex, reads no column.
     judged = [(part, own) for part, own in parts if part in REWARDS and REWARDS[part].is_linear]

@@ -6,6 +6,7 @@ their weights, and the sum. Must never import torch or the table, which resolves
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,11 @@ def weighted_sum(rewards: Sequence[WeightedReward], answer: Answer) -> dict[str,
     result = {"reward": 0.0}
     for one in rewards:
         try:
-            score = as_score(one.function(answer))
+            value = one.function(answer)
+            if inspect.iscoroutine(value):  # of a plain function that hands on what an asynchronous one returns
+                value.close()
+                raise ValueError(f"{one.name} is asynchronous, which combine does not take")
+            score = as_score(value)
         except ColumnError as error:
             raise error.below(one.name) from error
         result["reward"] += one.weight * score.reward

@@ -29,11 +29,12 @@ _DATA_MODULES = ("builtins", "collections.abc")
 
 def check_arguments(name: str, function: RewardFunction, args: Mapping[str, Scalar]) -> None:
     """Raises ValueError unless `function(answer, **args)` fits the function's signature and annotations."""
-    parameters = list(inspect.signature(function).parameters.values())
+    signature = _signature(name, function)
+    parameters = list(signature.parameters.values())
     hints = _type_hints(function)
     if not _takes_answer_first(parameters, hints):
         raise ValueError(
-            f"reward.name: {name} takes {inspect.signature(function)}, but is called as {_called(name)} for one answer "
+            f"reward.name: {name} takes {signature}, but is called as {_called(name)} for one answer "
             f"after the other; write 'def {_own_name(name)}(answer, *, any_argument=...)', which reads answer.response "
             f"and answer.row, or an adapter (docs/algorithms.md, Rewards)"
         )
@@ -83,12 +84,22 @@ def _own_name(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+def _signature(name: str, function: RewardFunction) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"reward.name: {name} is a {type(function).__name__} whose arguments Python cannot tell; call it from a "
+            f"'def' of your own, which takes the answer (docs/algorithms.md, Rewards)"
+        ) from None
+
+
 def _type_hints(function: RewardFunction) -> dict[str, Any]:
-    """Annotations by argument; none for a function whose annotations name what exists only for a type checker."""
+    """Annotations by argument; none where they are no types, or only a type checker's."""
     target = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
     try:
         return typing.get_type_hints(target)
-    except NameError:
+    except Exception:  # they are evaluated, so anything may come of them; a reward can be called all the same
         return {}
 
 

@@ -10,9 +10,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from types import ModuleType
 from typing import Any
 
-from rlmegatron.config.own_module import import_own_module
+from rlmegatron.config.own_module import import_own_module, reason_of
 from rlmegatron.rewards.api import Answer, RewardFunction
 from rlmegatron.rewards.combine import WeightedReward, split_parts, weighted_sum
 from rlmegatron.rewards.exact import exact_answer
@@ -83,7 +84,7 @@ def _resolve_combine(args: Mapping[str, Scalar]) -> Reward:
             reward = resolve(part.name, part.args)
         except ValueError as error:
             raise ValueError(_below_part(part.name, str(error))) from error
-        if inspect.iscoroutinefunction(reward.function):
+        if _is_asynchronous(reward.function):
             raise ValueError(f"reward.args.{part.name}: is asynchronous, which combine does not take")
         rewards.append(WeightedReward(part.name, part.weight, reward))
         is_linear = is_linear and reward.is_linear
@@ -92,6 +93,11 @@ def _resolve_combine(args: Mapping[str, Scalar]) -> Reward:
         return weighted_sum(rewards, answer)
 
     return Reward(COMBINE, combined, dict(args), is_linear)
+
+
+def _is_asynchronous(function: RewardFunction) -> bool:
+    """Whether calling it makes a coroutine, as far as can be told beforehand: an object's class says it too."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _below_part(part: str, complaint: str) -> str:
@@ -115,7 +121,17 @@ def _import_function(name: str) -> RewardFunction:
         function: RewardFunction = reduce(getattr, path.split("."), module)  # type: ignore[assignment]
     except AttributeError:
         nearest = question(path, [key for key in vars(module) if not key.startswith("_")])
-        raise ValueError(f"reward.name: {module_name} ({module.__file__}) has no {path!r}{nearest}") from None
+        raise ValueError(f"reward.name: {module_name} ({_origin(module)}) has no {path!r}{nearest}") from None
+    except (Exception, SystemExit) as error:  # a module's own __getattr__ may do anything
+        raise ValueError(f"reward.name: cannot get {path!r} of {module_name}: {reason_of(error)}") from error
     if not callable(function):
         raise ValueError(f"reward.name: {name!r} is a {type(function).__name__}, not a function")
     return function
+
+
+def _origin(module: ModuleType) -> str:
+    """Where a module comes from, which tells a file that shadows another, or a folder that was meant for a module."""
+    if file := vars(module).get("__file__"):
+        return str(file)
+    folders = list(vars(module).get("__path__", ()))
+    return f"the folder {folders[0]}, without an __init__.py" if folders else "built into Python"

@@ -132,7 +132,7 @@ def _compared(sample: Sample, by: str) -> float:
         assert sample.reward is not None, "groups are judged before they are chosen"
         return sample.reward
     if by not in sample.reward_parts:
-        known = ", ".join(["reward", *sorted(sample.reward_parts)])
+        known = ", ".join(["reward", *sorted(part for part in sample.reward_parts if part != RESERVED_PART)])
         raise ValueError(f"rollout.dynamic_sampling.by: the reward has no part {by!r}; it has {known}")
     return sample.reward_parts[by]
 

@@ -34,6 +34,7 @@ def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         "own_syntax": "def f(:",
         "own_error": "raise ValueError('boom')",
         "own_script": "import sys\nsys.exit(3)",
+        "own_lines": "def f():\n\n    raise RuntimeError('\\nno such card\\ntry another\\n  or none\\n')\nf()",
     }
     for name, text in modules.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -72,17 +73,35 @@ def test_functions_in_the_working_directory_pass_the_check(make_config: MakeConf
             "named 'own_absent'",
         ),
         (
+            ["algorithm.policy_loss=./own_algorithm.py:loss"],
+            "algorithm.policy_loss: './own_algorithm.py:loss' is not allowed; name a module, not a file: "
+            "own_algorithm:loss",
+        ),
+        (
             ["algorithm.advantage=own_syntax:f"],
             "algorithm.advantage: cannot import 'own_syntax' of 'own_syntax:f': SyntaxError: invalid syntax "
             "(own_syntax.py, line 1)",
         ),
         (
             ["algorithm.advantage=own_error:f"],
-            "algorithm.advantage: cannot import 'own_error' of 'own_error:f': ValueError: boom",
+            "algorithm.advantage: cannot import 'own_error' of 'own_error:f': ValueError: boom (own_error.py line 1)",
         ),
         (
             ["algorithm.advantage=own_script:f"],
-            "algorithm.advantage: cannot import 'own_script' of 'own_script:f': SystemExit: 3",
+            "algorithm.advantage: cannot import 'own_script' of 'own_script:f': SystemExit: 3 (own_script.py line 2)",
+        ),
+        (
+            ["algorithm.advantage=own_lines:f"],
+            "algorithm.advantage: cannot import 'own_lines' of 'own_lines:f': RuntimeError: no such card (own_lines.py "
+            "line 3)\n    try another\n      or none",
+        ),
+        (
+            ["algorithm.advantage=own_error.py:f"],
+            "algorithm.advantage: 'own_error.py:f' is not allowed; name a module, not a file: own_error:f",
+        ),
+        (
+            ["algorithm.advantage=builtins:dict"],
+            "algorithm.advantage 'builtins:dict': is a type whose parameters Python cannot tell; use a 'def'",
         ),
         (
             ["algorithm.advantage=own_algorithm:greedy", "reward.whiten=true"],
@@ -124,31 +143,38 @@ def warned(path: Path, *overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["algorithm.policy_loss=own_algorithm:loss"], ["loss       own_algorithm:loss, token_mean"]),
+        (
+            ["algorithm.policy_loss=own_algorithm:loss"],
+            ["loss       own_algorithm:loss, given logp, advantages and weights, token_mean"],
+        ),
         (
             ["algorithm.policy_loss=own_algorithm:clipped", "algorithm.clip_high=0.28"],
-            ["loss       own_algorithm:clipped, given clip_low 0.2 and clip_high 0.28, token_mean"],
+            [
+                "loss       own_algorithm:clipped, given logp, advantages, weights, old_logp, clip_low 0.2 and "
+                "clip_high 0.28, token_mean"
+            ],
         ),
         (
             ["algorithm.advantage=own_algorithm:greedy"],
             [
-                "advantage  own_algorithm:greedy, given the reward of the greedy answer to the prompt (16 more a step)",
+                "advantage  own_algorithm:greedy, given rewards and the reward of the greedy answer to the prompt (16 "
+                "more a step)",
             ],
         ),
         (
             [*CRITIC, "algorithm.value_loss=own_algorithm:value_loss"],
             [
-                "advantage   own_algorithm:critics, given the critic's values",
-                "value loss  own_algorithm:value_loss",
+                "advantage   own_algorithm:critics, given token_rewards, mask, cu_seqlens and the critic's values",
+                "value loss  own_algorithm:value_loss, given values, returns and weights",
             ],
         ),
         (
             [*CRITIC, "algorithm.value_loss=own_algorithm:clipped_value_loss"],
-            ["value loss  own_algorithm:clipped_value_loss, given value_clip 0.2"],
+            ["value loss  own_algorithm:clipped_value_loss, given values, returns, weights and value_clip 0.2"],
         ),
     ],
 )
-def test_the_report_says_what_a_function_takes_and_nothing_that_it_does_not(
+def test_the_report_names_every_input_of_a_function_and_nothing_that_it_does_not_take(
     make_config: MakeConfig, overrides: list[str], expected: list[str]
 ) -> None:
     lines = reported(make_config(), *overrides)

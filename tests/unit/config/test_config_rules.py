@@ -312,7 +312,8 @@ def test_a_tokenizer_without_a_template_cannot_render_chat(make_config: MakeConf
     (model / "tokenizer_config.json").unlink()
     (line,) = found(make_config())
     assert line == (
-        f"data.chat_template: true, but the tokenizer in {model} has no chat template; set data.chat_template=false"
+        f"data.chat_template: true, but the tokenizer in {model} has no chat template; for prompts that are text, "
+        "set data.chat_template=false"
     )
     assert found(make_config(), "data.chat_template=false") == []
 

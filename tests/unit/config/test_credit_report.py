@@ -113,19 +113,20 @@ def test_pieces_of_the_users_own_are_named_without_guesses(make_config: MakeConf
 def test_pieces_of_the_users_own_are_shown_with_what_they_take(make_config: MakeConfig) -> None:
     overrides = ["algorithm={advantage: 'mine:credit', policy_loss: 'mine:loss', dual_clip: 3}"]
     own = {
-        "advantage": {"rewards", "group_ids", "greedy_rewards", "normalize_std"},
-        "policy_loss": {"logp", "advantages", "weights", "clip_low", "clip_high", "dual_clip"},
+        "advantage": ["rewards", "group_ids", "greedy_rewards", "normalize_std"],
+        "policy_loss": ["logp", "advantages", "weights", "clip_low", "clip_high", "dual_clip"],
     }
     assert credit_rows(load(make_config(), overrides), own_inputs=own) == [
         REWARD,
         (
             "advantage",
-            "mine:credit, given the reward of the greedy answer to the prompt (16 more a step) and normalize_std true",
+            "mine:credit, given rewards, group_ids, the reward of the greedy answer to the prompt (16 more a step) and "
+            "normalize_std true",
         ),
-        ("loss", "mine:loss, given clip_low 0.2, clip_high 0.2 and dual_clip 3, token_mean"),
+        ("loss", "mine:loss, given logp, advantages, weights, clip_low 0.2, clip_high 0.2 and dual_clip 3, token_mean"),
     ]
-    unclipped = credit_rows(load(make_config(), overrides[0:1]), own_inputs={"policy_loss": {"logp"}})
-    assert unclipped[2] == ("loss", "mine:loss, token_mean")
+    unclipped = credit_rows(load(make_config(), overrides[0:1]), own_inputs={"policy_loss": ["logp"]})
+    assert unclipped[2] == ("loss", "mine:loss, given logp, token_mean")
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,9 @@ def test_a_reference_that_is_none_is_a_problem_only_where_it_would_stop_the_run(
     assert len(problems("exact_answer", {"answer_key": "solution"}, stops_at_error=False)) == 1
 
 
-def test_what_reads_no_column_and_what_cannot_be_resolved_have_no_problem_of_columns() -> None:
+def test_what_reads_no_column_and_functions_of_the_users_own_have_no_problem_of_columns() -> None:
     assert problems("format", {}, row={}) == problems("regex", {"pattern": "x"}, row={}) == []
-    assert problems("exact_answer", {"anser_key": "x"}, row={}) == problems("nowhere:f", {}, row={}) == []
+    assert problems("nowhere:f", {}, row={}) == problems("combine", {"nowhere:f": 1}, row={}) == []
 
 
 def test_a_reward_that_may_take_for_ever_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,13 @@ class Scaled:
     def __call__(self, answer, *, factor: int):
         return factor * len(answer.token_ids)
 
+class Waiting:
+    async def __call__(self, answer):
+        return 1.0
+
 scaled = Scaled()
+waiting = Waiting()
+hands_on = lambda answer: waits(answer)
 number = 3
 """
 
@@ -122,6 +128,7 @@ def test_a_users_function_in_the_working_directory_is_found(user_module: str) ->
             {"my_table_rewards:waits": 1},
             "^reward.args.my_table_rewards:waits: is asynchronous",
         ),
+        ("combine", {"my_table_rewards:waiting": 1}, "^reward.args.my_table_rewards:waiting: is asynchronous, which c"),
     ],
 )
 def test_a_mistake_is_named(user_module: str, name: str, args: Mapping[str, Any], message: str) -> None:
@@ -131,7 +138,7 @@ def test_a_mistake_is_named(user_module: str, name: str, args: Mapping[str, Any]
 
 def test_a_module_that_ends_its_process_when_imported_is_named(user_module: str, tmp_path: Path) -> None:
     (tmp_path / "my_exiting_rewards.py").write_text("import sys\nsys.exit(3)\n")
-    with pytest.raises(ValueError, match=r"^reward.name: cannot import 'my_exiting_rewards' of .*: SystemExit: 3$"):
+    with pytest.raises(ValueError, match=r"^reward.name: cannot import 'my_exiting_rewards' of .*: SystemExit: 3 \("):
         resolve("my_exiting_rewards:f", {})
 
 
@@ -149,6 +156,16 @@ def test_combine_adds_weighted_rewards_and_logs_each(user_module: str) -> None:
     score = as_score(resolve("combine", args)(answer("x", label="x")))
     assert score.reward == pytest.approx(0.25)
     assert score.parts == {"exact_answer": 1.0, "overlong": -0.5, f"{user_module}:constant": 0.25}
+
+
+def test_combine_refuses_a_coroutine_that_only_a_call_shows(user_module: str) -> None:
+    with pytest.raises(ValueError, match=f"^{user_module}:hands_on is asynchronous, which combine does not take$"):
+        resolve("combine", {f"{user_module}:hands_on": 1.0})(answer())
+
+
+def test_a_column_that_is_absent_is_one_of_answer_key_unless_said_otherwise() -> None:
+    with pytest.raises(ValueError, match=r"no column 'solution'; it has 'label' \(set reward.args.answer_key\)$"):
+        answer(label="x").column("solution")
 
 
 def test_combine_is_linear_only_if_all_its_parts_are() -> None:
