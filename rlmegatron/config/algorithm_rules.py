@@ -157,11 +157,14 @@ def combined_weights(reward: RewardConfig) -> dict[str, object]:
 
 def _compared_part(cfg: RunConfig) -> Iterator[str]:
     """Names of the table give a number, 'combine' names its parts; what a function of the user's returns is unknown."""
-    by, reward = cfg.rollout.dynamic_sampling.by, cfg.reward
-    if cfg.rollout.dynamic_sampling.enabled and by == "error":
+    sampling, reward = cfg.rollout.dynamic_sampling, cfg.reward
+    by = sampling.by
+    if not sampling.enabled or by == "reward":
+        return
+    if by == "error":
         yield "rollout.dynamic_sampling.by: 'error' is whether a judgement failed, and no part to compare answers by"
         return
-    if not cfg.rollout.dynamic_sampling.enabled or ":" in reward.name or by == "reward":
+    if ":" in reward.name:
         return
     parts = list(combined_weights(reward))
     if by in parts or any(":" in part and by.startswith(f"{part}.") for part in parts):
